@@ -125,6 +125,18 @@ type Pending interface {
 	Sync(ctx context.Context) error
 }
 
+// Finish returns a function that blocks until a transfer ends, given the results of the call that begins it:
+//
+//	err := comm.Finish(ctx)(world.AllReduce(v, comm.Sum))
+func Finish(ctx context.Context) func(Pending, error) error {
+	return func(p Pending, err error) error {
+		if err == nil {
+			err = p.Sync(ctx)
+		}
+		return err
+	}
+}
+
 // Gated is a transfer in flight whose arrival a kernel can await by itself, so the kernel may start early. Copy-engine
 // transfers between GPUs are gated.
 type Gated interface {

@@ -81,27 +81,19 @@ func NewMask(causal bool, window, seqQ, seqKV int, docs []int) (Mask, error) {
 // queries, docsKV in keys; without docsKV they are the same. Each document has a diagonal of its own, by
 // its two lengths, which may be 0. No docs: one document.
 func (d Diagonal) Mask(seqQ, seqKV int, docs, docsKV []int) (Mask, error) {
-	if len(docs) == 0 && len(docsKV) == 0 {
-		m := Mask{Band: d.band(seqQ, seqKV)}
+	if docsKV == nil || len(docs)+len(docsKV) == 0 {
+		m := Mask{Band: d.band(seqQ, seqKV), Docs: docs}
 		if d.TopLeft && seqQ != seqKV || m.Band == (Band{}) {
 			m.Stands = []Stand{{seqQ, 0}}
 		}
-		return m, nil
-	}
-	if docsKV == nil {
-		if seqQ != seqKV {
-			return Mask{},
-				fmt.Errorf("documents need as many queries (%d) as keys (%d), or lengths in keys of their own", seqQ,
-					seqKV)
+		switch {
+		case len(docs) == 0:
+			return m, nil
+		case seqQ != seqKV:
+			return m, fmt.Errorf("documents need as many queries (%d) as keys (%d), or lengths in keys of their own",
+				seqQ, seqKV)
 		}
-		if err := fits(docs, seqQ); err != nil {
-			return Mask{}, err
-		}
-		m := Mask{Band: d.band(seqQ, seqKV), Docs: docs}
-		if m.Band == (Band{}) {
-			m.Stands = []Stand{{seqQ, 0}}
-		}
-		return m, nil
+		return m, fits(docs, seqQ)
 	}
 	if len(docs) != len(docsKV) {
 		return Mask{}, fmt.Errorf("document lengths: %d in queries, %d in keys",

@@ -202,15 +202,15 @@ func (r *Rig) move(buffers []*tensor.Host, views []*tensor.View) error {
 	return nil
 }
 
-func (s *set) download(rig Rig, device *set) error {
-	if rig.Download == nil {
+// fetch copies the memory of views on the device to that of their counterparts here.
+func (r *Rig) fetch(here, there []*tensor.View) error {
+	if r.Download == nil {
 		return nil
 	}
-	here := s.views()
 	done := map[tensor.Memory]bool{}
-	for i, v := range device.views() {
+	for i, v := range there {
 		if !done[v.Memory()] {
-			if err := rig.Download(here[i].Memory().(*tensor.Host), v.Memory()); err != nil {
+			if err := r.Download(here[i].Memory().(*tensor.Host), v.Memory()); err != nil {
 				return err
 			}
 			done[v.Memory()] = true

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/attention"
@@ -77,23 +78,20 @@ func newSinkSet(rng *rand.Rand, l Layout, dtype tensor.DType, shape [4]int, firs
 	draw(s.lse, 3)
 	draw(s.sink, 2)
 	if shape[1] > 2 { // a row that saw no key
-		write(s.lse.Slice(tensor.Seq, 1, 2), constant(s.lse.Slice(tensor.Seq, 1, 2), math.Inf(-1)))
-		write(s.o.Slice(tensor.Seq, 1, 2), constant(s.o.Slice(tensor.Seq, 1, 2), 0))
+		lse, o := s.lse.Slice(tensor.Seq, 1, 2), s.o.Slice(tensor.Seq, 1, 2)
+		write(lse, slices.Repeat([]float64{math.Inf(-1)}, lse.Size()))
+		write(o, make([]float64, o.Size()))
 	}
 	return s
 }
 
-func constant(v tensor.View, x float64) []float64 {
-	xs := make([]float64, v.Size())
-	for i := range xs {
-		xs[i] = x
-	}
-	return xs
+func (s *sinkSet) views() []*tensor.View {
+	return []*tensor.View{&s.o, &s.do, &s.lse, &s.sink, &s.dsink}
 }
 
 func (s *sinkSet) upload(rig Rig) (*sinkSet, error) {
 	d := *s
-	return &d, rig.move(s.buffers, []*tensor.View{&d.o, &d.do, &d.lse, &d.sink, &d.dsink})
+	return &d, rig.move(s.buffers, d.views())
 }
 
 // want computes o, lse and dsink from the sums of exponentials.
@@ -151,12 +149,7 @@ func (s *sinkSet) check(t *testing.T, rig Rig, sinks attention.Sinks) {
 	if rig.Sync != nil {
 		must(t, rig.Sync(context.Background()))
 	}
-	if rig.Download != nil {
-		for i, v := range []tensor.View{s.o, s.do, s.lse, s.sink, s.dsink} {
-			from := []tensor.View{device.o, device.do, device.lse, device.sink, device.dsink}[i]
-			must(t, rig.Download(v.Memory().(*tensor.Host), from.Memory()))
-		}
-	}
+	must(t, rig.fetch(s.views(), device.views()))
 	tolerance := map[tensor.DType]float64{tensor.F64: 1e-13, tensor.F32: 4e-6, tensor.F16: 2e-3,
 		tensor.BF16: 1e-2}[s.o.DType()]
 	compare := func(name string, v tensor.View, want []float64, scale float64) {

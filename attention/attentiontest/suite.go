@@ -85,7 +85,7 @@ func TestKernel(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 // Check runs one case with inputs of one type.
 func Check(t *testing.T, rig Rig, c Case, dtype tensor.DType) {
 	t.Helper()
-	check(t, rig, c, dtype, false, answerOf(t, c, dtype))
+	CheckWith(t, rig, c, dtype, Options{})
 }
 
 // CheckWith does what Check does, for a kernel of those capabilities.
@@ -122,29 +122,38 @@ func answerOf(t *testing.T, c Case, dtype tensor.DType) answer {
 	t.Helper()
 	hash := fnv.New64a()
 	hash.Write([]byte(c.Name))
-	a := answer{in: c.inputs(rand.New(rand.NewPCG(hash.Sum64(), 1)), dtype), oracle: newSet(c, Dense, tensor.F64)}
-	a.oracle.fill(a.in)
-	whole := c
-	whole.Calls = 1
-	must(t, whole.run(Rig{Kernel: attention.NewReference[float64](nil)}, a.oracle))
+	a := answer{in: c.inputs(rand.New(rand.NewPCG(hash.Sum64(), 1)), dtype)}
+	a.oracle = c.exact(t, a.in)
 	a.plain = a.oracle
 	if attention.AccumulatorType(dtype) == tensor.F32 {
-		a.plain = newSet(c, Dense, dtype)
-		a.plain.fill(a.in)
-		must(t, c.run(Rig{Kernel: attention.NewReference[float32](nil)}, a.plain))
+		a.plain = c.computed(t, Rig{Kernel: attention.NewReference[float32](nil)}, Dense, dtype, a.in)
 	}
 	return a
+}
+
+// exact returns the results in float64, from one call.
+func (c Case) exact(t *testing.T, in inputs) *set {
+	t.Helper()
+	c.Calls = 1
+	return c.computed(t, Rig{Kernel: attention.NewReference[float64](nil)}, Dense, tensor.F64, in)
+}
+
+// computed returns the tensors of the case after a training step of the rig.
+func (c Case) computed(t *testing.T, rig Rig, l Layout, dtype tensor.DType, in inputs) *set {
+	t.Helper()
+	s := newSet(c, l, dtype)
+	s.fill(in)
+	device, err := s.upload(rig)
+	must(t, err)
+	must(t, c.run(rig, device))
+	must(t, rig.fetch(s.views(), device.views()))
+	return s
 }
 
 func check(t *testing.T, rig Rig, c Case, dtype tensor.DType, noDelta bool, want answer) {
 	t.Helper()
 	in, oracle, plain := want.in, want.oracle, want.plain
-	tested := newSet(c, c.Layout, dtype)
-	tested.fill(in)
-	device, err := tested.upload(rig)
-	must(t, err)
-	must(t, c.run(rig, device))
-	must(t, tested.download(rig, device))
+	tested := c.computed(t, rig, c.Layout, dtype, in)
 
 	floor := c.floor(in, dtype)
 	touchedQ, touchedK := c.touched()
@@ -251,36 +260,33 @@ func (c Case) floor(in inputs, dtype tensor.DType) float64 {
 // checkFaults gives wrong arguments, which are errors and never results or panics.
 func checkFaults(t *testing.T, rig Rig) {
 	c := Case{Batch: 1, SeqQ: 4, SeqK: 4, Heads: 2, KVHeads: 2, Dim: 8, DimV: 8, Softmax: attention.Softmax{Scale: 1}}
-	full := tile(0, 4, 0, 4, partition.Full())
+	type asked struct {
+		*set
+		tiles []partition.Tile
+		p     attention.Softmax
+	}
 	for _, f := range []struct {
 		name  string
-		wrong func(s *set, tiles []partition.Tile, p *attention.Softmax)
+		wrong func(a *asked)
 	}{
-		{"LSE too short", func(s *set, _ []partition.Tile,
-			_ *attention.Softmax) {
-			s.acc.LSE = s.acc.LSE.Slice(tensor.Seq, 0, 3)
+		{"LSE too short", func(a *asked) { a.acc.LSE = a.acc.LSE.Slice(tensor.Seq, 0, 3) }},
+		{"values of another length", func(a *asked) { a.v = a.v.Slice(tensor.Seq, 0, 3) }},
+		{"heads no multiple", func(a *asked) {
+			a.q, a.acc.O, a.acc.LSE = a.q.Slice(tensor.Heads, 0, 1), a.acc.O.Slice(tensor.Heads, 0, 1),
+				a.acc.LSE.Slice(tensor.Heads, 0, 1)
+			a.out = a.acc.O
 		}},
-		{"values of another length", func(s *set, _ []partition.Tile,
-			_ *attention.Softmax) {
-			s.v = s.v.Slice(tensor.Seq, 0, 3)
-		}},
-		{"heads no multiple", func(s *set, _ []partition.Tile, _ *attention.Softmax) {
-			s.q, s.acc.O, s.acc.LSE = s.q.Slice(tensor.Heads, 0, 1), s.acc.O.Slice(tensor.Heads, 0, 1),
-				s.acc.LSE.Slice(tensor.Heads, 0, 1)
-			s.out = s.acc.O
-		}},
-		{"tile outside", func(_ *set, tiles []partition.Tile, _ *attention.Softmax) { tiles[0].K.Hi = 5 }},
-		{"negative softcap", func(_ *set, _ []partition.Tile, p *attention.Softmax) { p.Softcap = -1 }},
+		{"tile outside", func(a *asked) { a.tiles[0].K.Hi = 5 }},
+		{"negative softcap", func(a *asked) { a.p.Softcap = -1 }},
 	} {
 		t.Run(f.name, func(t *testing.T) {
-			s := newSet(c, Dense, tensor.F32)
-			device, err := s.upload(rig)
+			device, err := newSet(c, Dense, tensor.F32).upload(rig)
 			must(t, err)
-			tiles, p := []partition.Tile{full}, c.Softmax
-			f.wrong(device, tiles, &p)
-			pass, err := rig.Kernel.Forward(device.out, device.acc, device.q, p)
+			a := &asked{device, []partition.Tile{tile(0, 4, 0, 4, partition.Full())}, c.Softmax}
+			f.wrong(a)
+			pass, err := rig.Kernel.Forward(a.out, a.acc, a.q, a.p)
 			if err == nil {
-				err = pass.Block(attention.Block{K: device.k, V: device.v, Tiles: tiles, First: true, Last: true})
+				err = pass.Block(attention.Block{K: a.k, V: a.v, Tiles: a.tiles, First: true, Last: true})
 			}
 			if err == nil {
 				t.Error("a forward pass took it without an error")

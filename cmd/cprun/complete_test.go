@@ -50,6 +50,11 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("completion %s lacks %q", shell, want)
 		}
 	}
+	for _, args := range [][]string{{"completion"}, {"completion", "tcsh"}} {
+		if code, stdout, stderr := cprun(t, args...); code != 2 || stdout != "" || !strings.Contains(stderr, "zsh") {
+			t.Errorf("%v: exit status %d\n%s%s", args, code, stdout, stderr)
+		}
+	}
 	if help, _ := must(t, "-h"); !strings.Contains(help, "\n  completion ") {
 		t.Error("the help does not list completion")
 	}

@@ -109,10 +109,18 @@ func TestPlanBeginsWithItsVerdict(t *testing.T) {
 
 // A plan lists hops for each pair of ranks that share a sequence, so their number is limited.
 func TestPlanBoundsItsRanks(t *testing.T) {
-	for _, args := range [][]string{{"--nproc", "4096"}, {"--assume", "gpu=h200,gpus=8,hosts=512"}} {
-		if code, _, stderr := cprun(t, append([]string{"plan", bench3B}, args...)...); code != 2 ||
-			!strings.Contains(stderr, "parallel.context") || !strings.Contains(stderr, "1024") {
-			t.Errorf("%v: exit status %d\n%s", args, code, stderr)
+	for _, c := range []struct {
+		key, most string
+		args      []string
+	}{
+		{"parallel.context", "1024", []string{"--nproc", "4096"}},
+		{"parallel.context", "1024", []string{"--assume", "gpu=h200,gpus=8,hosts=512"}},
+		{"parallel.algorithm", "256", []string{"--nproc", "512", "--set", "model.num_attention_heads=512", "--set",
+			"model.num_key_value_heads=512", "--set", "parallel.algorithm=ulysses"}},
+	} {
+		if code, _, stderr := cprun(t, append([]string{"plan", bench3B}, c.args...)...); code != 2 ||
+			!strings.Contains(stderr, c.key) || !strings.Contains(stderr, c.most) {
+			t.Errorf("%v: exit status %d\n%s", c.args, code, stderr)
 		}
 	}
 	must(t, "plan", bench3B, "--nproc", "4096", "--set", "parallel.context=8", "--set", "train.global_batch_size=512")

@@ -341,7 +341,7 @@ func TestScaleRefuses(t *testing.T) {
 			"grid.yaml:2: data.seq_lem: unknown key; did you mean data.seq_len?"},
 		{"base: %s\ngrid: {data.seq_len: [1M, 2M]}\n", "", "make no sample"},
 		{"base: %s\ngrid: {parallel.context: [3, 5]}\n", "",
-			"grid.yaml:2: parallel.context: 5 does not divide 1 ranks"},
+			"grid.yaml:2: parallel.context: 5 does not divide the number of ranks, 1"},
 		{"base: %s\ngrid: {nproc: [100000]}\n", "", "at most"},
 		{"base: %s\ngrid: {nnodes: [2]}\n", "", "--slurm"},
 		{"base: %s\ngrid: {nproc: [1]}\nwarmup: 4\n", "",

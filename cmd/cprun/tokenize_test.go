@@ -184,10 +184,10 @@ func TestTextIsNeverBytesByMistake(t *testing.T) {
 			fmt.Sprintf("model: {from: %s}\ndata:\n  path: %s\n  seq_len: 32\n%strain: {steps: 1}\n", from, text, more))
 	}
 	for _, c := range []struct{ yaml, want string }{
-		{config(none, ""), "train.yaml:2: data.tokenizer: data " + text},
-		{config(none, "  tokenizer: auto\n"), "train.yaml:5: data.tokenizer: data " + text},
+		{config(none, ""), "train.yaml:2: data.tokenizer: data file " + text},
+		{config(none, "  tokenizer: auto\n"), "train.yaml:5: data.tokenizer: data file " + text},
 		{config(none, ""), "or write bytes if the model is to learn bytes"},
-		{config(other, ""), "train.yaml:2: data.tokenizer: data " + text},
+		{config(other, ""), "train.yaml:2: data.tokenizer: data file " + text},
 		{config(other, ""), "it has 600 tokens, and vocab_size is 256"},
 		{config(none, "  tokenizer: none.json\n"), "train.yaml:5: data.tokenizer: no tokenizer none.json in"},
 	} {

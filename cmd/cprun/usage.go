@@ -118,6 +118,10 @@ func completes(root *cobra.Command) {
 		if c.Name() == "completion" {
 			c.Short = "print a shell completion script"
 			c.Example = "  source <(cprun completion bash)"
+			c.Args = cobra.ArbitraryArgs
+			c.RunE = func(c *cobra.Command, args []string) error {
+				return usagef("%s takes bash, fish, powershell or zsh, got %q", c.CommandPath(), args)
+			}
 			for _, shell := range c.Commands() {
 				shell.Example = "  cprun completion " + shell.Name()
 			}

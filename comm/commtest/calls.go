@@ -312,9 +312,9 @@ func (r *rank) queued() error {
 			if k == 0 {
 				in = r.fill(tensor.F32, 40_000, 9, 0)
 			}
-			p, err = r.Exchange([]comm.Message{{Peer: k + 1, View: in}}, nil)
+			p, err = r.Exchange(with(k+1, in), nil)
 		} else if r.Rank() == k+1 {
-			p, err = r.Exchange(nil, []comm.Message{{Peer: k, View: in}})
+			p, err = r.Exchange(nil, with(k, in))
 		}
 		if err != nil {
 			return err

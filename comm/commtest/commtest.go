@@ -128,6 +128,9 @@ func (s suite) parallel(t *testing.T) {
 	}
 }
 
+// with returns a message to or from a rank.
+func with(peer int, v tensor.View) []comm.Message { return []comm.Message{{Peer: peer, View: v}} }
+
 // do ends a call: it orders the compute stream after it and waits for it.
 func (r *rank) do(p comm.Pending, err error) error {
 	if err != nil {

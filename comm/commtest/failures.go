@@ -19,11 +19,8 @@ func (r *rank) calls() map[string]func() error {
 	v := func(n int) tensor.View { return r.new(tensor.F32, n) }
 	next, prev := (r.Rank()+1)%n, (r.Rank()+n-1)%n
 	return map[string]func() error{
-		"exchange": func() error {
-			return r.do(r.Exchange([]comm.Message{{Peer: next, View: v(100_000)}},
-				[]comm.Message{{Peer: prev, View: v(100_000)}}))
-		},
-		"receive":        func() error { return r.do(r.Exchange(nil, []comm.Message{{Peer: prev, View: v(3)}})) },
+		"exchange":       func() error { return r.do(r.Exchange(with(next, v(100_000)), with(prev, v(100_000)))) },
+		"receive":        func() error { return r.do(r.Exchange(nil, with(prev, v(3)))) },
 		"all-reduce":     func() error { return r.do(r.AllReduce(v(7), comm.Sum)) },
 		"all-reduce big": func() error { return r.do(r.AllReduce(v(70_000), comm.Sum)) },
 		"all-gather":     func() error { return r.do(r.AllGather(v(100*n), v(100))) },
@@ -208,8 +205,7 @@ func (s suite) testDeadlineChain(t *testing.T) {
 			return nil
 		}
 		defer func() { over <- struct{}{} }()
-		v := r.new(tensor.F32, 10)
-		err := r.do(r.Exchange(nil, []comm.Message{{Peer: (r.Rank() + n - 1) % n, View: v}}))
+		err := r.do(r.Exchange(nil, with((r.Rank()+n-1)%n, r.new(tensor.F32, 10))))
 		return remote(err, silent, comm.ErrDeadline)
 	})
 }
@@ -222,9 +218,9 @@ func (s suite) testMismatch(t *testing.T) {
 	for _, c := range [][2]int{{10, 20}, {20, 10}, {10, 200_000}, {200_000, 10}, {200_000, 300_000}, {0, 1}, {1, 0}} {
 		t.Run(fmt.Sprintf("%d into %d", c[0], c[1]), func(t *testing.T) {
 			s.run(t, 2, comm.Options{}, func(r *rank) error {
-				send, recv := []comm.Message{{Peer: 1, View: r.new(tensor.U8, c[0])}}, []comm.Message(nil)
+				send, recv := with(1, r.new(tensor.U8, c[0])), []comm.Message(nil)
 				if r.Rank() == 1 {
-					send, recv = nil, []comm.Message{{Peer: 0, View: r.new(tensor.U8, c[1])}}
+					send, recv = nil, with(0, r.new(tensor.U8, c[1]))
 				}
 				// The sender of a small message may be done before the fault is found.
 				err := r.do(r.Exchange(send, recv))
@@ -271,8 +267,7 @@ func (s suite) testClose(t *testing.T) {
 			v := r.fill(tensor.F32, 1000, r.Rank(), 0)
 			w := r.new(tensor.F32, 1000)
 			peer := 1 - r.Rank()
-			if err := r.do(r.Exchange([]comm.Message{{Peer: peer, View: v}},
-				[]comm.Message{{Peer: peer, View: w}})); err != nil {
+			if err := r.do(r.Exchange(with(peer, v), with(peer, w))); err != nil {
 				return err
 			}
 		}
@@ -311,37 +306,27 @@ func (s suite) testArguments(t *testing.T) {
 	s.run(t, 2, comm.Options{}, func(r *rank) error {
 		f := func(shape ...int) tensor.View { return r.new(tensor.F32, shape...) }
 		strided := f(4, 4).Slice(tensor.Dim, 0, 2)
-		msg := func(peer int, v tensor.View) []comm.Message { return []comm.Message{{Peer: peer, View: v}} }
 		whole := f(8)
 		other := func(v tensor.View) tensor.View { // the part of the other rank
 			return v.Slice(tensor.Dim, (1-r.Rank())*4, (2-r.Rank())*4)
 		}
-		for name, call := range map[string]func() (comm.Pending, error){
-			"2 of a group":    func() (comm.Pending, error) { return r.Exchange(msg(2, f(1)), nil) },
-			"-1 of a group":   func() (comm.Pending, error) { return r.Exchange(nil, msg(-1, f(1))) },
-			"to the own rank": func() (comm.Pending, error) { return r.Exchange(msg(r.Rank(), f(1)), nil) },
-			"is received into": func() (comm.Pending, error) {
-				return r.Exchange(msg(r.Rank(), f(1)),
-					msg(r.Rank(), f(2)))
-			},
-			"not dense":      func() (comm.Pending, error) { return r.AllReduce(strided, comm.Sum) },
-			"without memory": func() (comm.Pending, error) { return r.AllReduce(tensor.View{}, comm.Sum) },
-			"reductions support": func() (comm.Pending, error) {
-				return r.AllReduce(r.new(tensor.BF16, 2),
-					comm.Sum)
-			},
-			"reduction 7 is unknown": func() (comm.Pending, error) { return r.AllReduce(f(1), comm.Op(7)) },
-			"needs 6":                func() (comm.Pending, error) { return r.AllGather(f(5), f(3)) },
-			"one element type":       func() (comm.Pending, error) { return r.AllGather(r.new(tensor.I32, 6), f(3)) },
-			"with 2 ranks":           func() (comm.Pending, error) { return r.ReduceScatter(f(3), f(5), comm.Sum) },
-			"src lies in dst":        func() (comm.Pending, error) { return r.AllGather(whole, other(whole)) },
-			"dst lies in src": func() (comm.Pending, error) {
-				return r.ReduceScatter(other(whole), whole,
-					comm.Sum)
-			},
-			"root 2": func() (comm.Pending, error) { return r.Broadcast(f(2), 2) },
+		of := func(_ comm.Pending, err error) error { return err }
+		for name, err := range map[string]error{
+			"2 of a group":           of(r.Exchange(with(2, f(1)), nil)),
+			"-1 of a group":          of(r.Exchange(nil, with(-1, f(1)))),
+			"to the own rank":        of(r.Exchange(with(r.Rank(), f(1)), nil)),
+			"is received into":       of(r.Exchange(with(r.Rank(), f(1)), with(r.Rank(), f(2)))),
+			"not dense":              of(r.AllReduce(strided, comm.Sum)),
+			"without memory":         of(r.AllReduce(tensor.View{}, comm.Sum)),
+			"reductions support":     of(r.AllReduce(r.new(tensor.BF16, 2), comm.Sum)),
+			"reduction 7 is unknown": of(r.AllReduce(f(1), comm.Op(7))),
+			"needs 6":                of(r.AllGather(f(5), f(3))),
+			"one element type":       of(r.AllGather(r.new(tensor.I32, 6), f(3))),
+			"with 2 ranks":           of(r.ReduceScatter(f(3), f(5), comm.Sum)),
+			"src lies in dst":        of(r.AllGather(whole, other(whole))),
+			"dst lies in src":        of(r.ReduceScatter(other(whole), whole, comm.Sum)),
+			"root 2":                 of(r.Broadcast(f(2), 2)),
 		} {
-			_, err := call()
 			if err == nil || !strings.Contains(err.Error(), name) ||
 				!strings.Contains(err.Error(), fmt.Sprintf("rank %d of 2", r.Rank())) {
 				return fmt.Errorf("error %v, want one with %q and the rank", err, name)

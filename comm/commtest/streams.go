@@ -34,7 +34,7 @@ func (s suite) testStreamOrder(t *testing.T) {
 				}
 				return nil
 			})
-			p, err := r.Exchange([]comm.Message{{Peer: next, View: out}}, []comm.Message{{Peer: prev, View: in}})
+			p, err := r.Exchange(with(next, out), with(prev, in))
 			if err != nil {
 				return err
 			}
@@ -81,7 +81,7 @@ func (s suite) testCopyOrder(t *testing.T) {
 		for k := range hops {
 			fillWith(src, func(i int) int { return number(r.Rank(), k+i) })
 			r.dev.Upload(out, src)
-			p, err := r.Exchange([]comm.Message{{Peer: next, View: out}}, []comm.Message{{Peer: prev, View: in}})
+			p, err := r.Exchange(with(next, out), with(prev, in))
 			if err != nil {
 				return err
 			}

@@ -52,14 +52,14 @@ type attempt struct {
 
 func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
 	t := &attempt{nodeLauncher: l, Start: s, inbox: make(chan message), oom: oomKills("/proc/self/cgroup", cgroupRoot)}
+	look, unwatch := t.watch()
+	defer unwatch()
 	t.start()
 	if t.asked != "" { // a signal that arrived with the start
 		t.membership.Publish(News{Stop: t.asked})
 		t.stop(t.asked)
 	}
 	end, news := ctx.Done(), l.membership.News()
-	look, unwatch := t.watch()
-	defer unwatch()
 	defer func() {
 		if err := t.dir.close(); err != nil {
 			t.notice("private directory %s: %v", t.dir.path, err)

@@ -56,8 +56,8 @@ type Job struct {
 	// it is slow, progress events may be dropped.
 	OnEvent func(rank int, e Event)
 	// OnStatus is called every Watch with the wait states of this node's workers, without waiting for silent ones, and
-	// with nil after a start. It is called like OnEvent; nil: never.
-	OnStatus    func(rows []waits.WaitState)
+	// without rows before and after each start. It is called like OnEvent; nil: never.
+	OnStatus    func(s *Start, rows []waits.WaitState)
 	Watch       time.Duration
 	MaxRestarts int
 	// Node names this node in messages; "": the host name.
@@ -69,8 +69,6 @@ type Job struct {
 	Device int
 	// Interface is the network interface towards the other nodes; "": there is one node.
 	Interface string
-	// OnStart is called before each start, and may complete it; nil: no call. Its error ends the job.
-	OnStart func(*Start) error
 	// Patient ignores a second SIGTERM, since batch systems send several.
 	Patient bool
 	// Signals were caught before the job and stay caught: a signal after Run's return ends the program, with the status

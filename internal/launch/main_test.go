@@ -189,8 +189,17 @@ func awaitStopped(pid int) {
 	}
 }
 
-// timesOut fails because it waited for too long.
+// timesOut fails because it waited for too long, once ranks 0 and 1 both have.
 func timesOut(w *Worker) int {
+	ready := func(rank int) string { return filepath.Join(w.SocketDir, fmt.Sprint("ready-", rank)) }
+	if os.WriteFile(ready(w.Rank), nil, 0o600) != nil {
+		return 3
+	}
+	for other := ready(1 - w.Rank); ; time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(other); err == nil {
+			break
+		}
+	}
 	s := chainedState(w)
 	if w.Fail(
 		Failure{Cause: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true,

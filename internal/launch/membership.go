@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/cprun/cprun/internal/launch/waits"
 )
@@ -75,7 +74,6 @@ type Ending struct {
 type Verdict struct {
 	Result
 	Again bool
-	After time.Duration // wait before the next start
 	// Notes are printed before the report, Last after it.
 	Notes, Last []string
 	// ReportedElsewhere says that another node prints the failures.
@@ -116,11 +114,9 @@ type Retries struct {
 	Max     int   `json:"max"`     // restarts allowed
 	Done    int   `json:"done"`    // restarts so far
 	Reached int64 `json:"reached"` // last step before the last restart; valid if Done > 0
-	Rank    int   `json:"rank"`    // that failed first before the last restart; valid if Done > 0
-	Row     int   `json:"row"`     // consecutive further failures of that rank
 }
 
-// Verdict returns the verdict for an ended start.
+// Verdict returns the verdict for an ended start. Each start must get beyond the last one, so restarts need no pause.
 func (r *Retries) Verdict(e Ending) Verdict {
 	v := Verdict{Result: e.result()}
 	v.Restarts = r.Done
@@ -132,23 +128,11 @@ func (r *Retries) Verdict(e Ending) Verdict {
 			r.Reached))
 		return v
 	}
-	if r.Row++; r.Done == 0 || v.First.Rank != r.Rank {
-		r.Row = 0
-	}
-	v.Again, v.After = true, backOff(r.Row)
 	r.Done++
-	r.Reached, r.Rank = e.Step, v.First.Rank
-	v.Restarts = r.Done
+	r.Reached = e.Step
+	v.Again, v.Restarts = true, r.Done
 	v.Last = append(v.Last, fmt.Sprintf("restart %d of %d", r.Done, r.Max))
 	return v
-}
-
-// backOff returns the wait before a restart after row further failures of one rank: none, then 1 s, 2 s, up to 30 s.
-func backOff(row int) time.Duration {
-	if row == 0 {
-		return 0
-	}
-	return min(30*time.Second, time.Second<<min(row-1, 5))
 }
 
 // result returns the job's result if no start follows.

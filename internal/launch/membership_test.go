@@ -3,26 +3,25 @@ package launch
 import (
 	"slices"
 	"testing"
-	"time"
 )
 
-// TestRestartsBackOff checks that repeated failures of one rank increase the wait, and that another rank's failure
-// resets it.
-func TestRestartsBackOff(t *testing.T) {
-	r := Retries{Max: 20}
-	var waits []time.Duration
-	for i, rank := range []int{3, 3, 3, 3, 3, 3, 3, 3, 1, 3, 3} {
-		v := r.Verdict(Ending{Failures: []Failure{{Rank: rank}}, Step: int64(i + 1)})
-		if !v.Again || v.Restarts != i+1 {
+// TestRestarts checks that a start is repeated while each gets beyond the one before, up to the limit.
+func TestRestarts(t *testing.T) {
+	r := Retries{Max: 3}
+	verdict := func(step int64) Verdict { return r.Verdict(Ending{Failures: []Failure{{Rank: 1}}, Step: step}) }
+	for i := range 2 {
+		if v := verdict(int64(i)); !v.Again || v.Restarts != i+1 || len(v.Notes) != 0 {
 			t.Fatalf("failure %d: %+v", i, v)
 		}
-		waits = append(waits, v.After/time.Second)
 	}
-	if want := []time.Duration{0, 1, 2, 4, 8, 16, 30, 30, 0, 0, 1}; !slices.Equal(waits, want) {
-		t.Errorf("waits of %v seconds, want %v", waits, want)
-	}
-	if v := r.Verdict(Ending{Failures: []Failure{{Rank: 1}}, Step: 11}); v.Again || len(v.Notes) != 1 {
+	if v := verdict(1); v.Again || v.Restarts != 2 || len(v.Notes) != 1 {
 		t.Errorf("no step was reached since: %+v", v)
+	}
+	if v := verdict(2); !v.Again {
+		t.Errorf("the third restart: %+v", v)
+	}
+	if v := verdict(3); v.Again || v.Restarts != 3 || len(v.Notes) != 0 {
+		t.Errorf("beyond the limit: %+v", v)
 	}
 }
 

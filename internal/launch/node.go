@@ -81,7 +81,7 @@ func (l *nodeLauncher) notice(format string, args ...any) {
 func (l *nodeLauncher) run(ctx context.Context) Result {
 	var v Verdict
 	for {
-		start, err := l.next(ctx, v.After)
+		start, err := l.next(ctx)
 		if err != nil {
 			return l.notStarted(v, err)
 		}
@@ -100,7 +100,7 @@ var errStop = errors.New("asked to stop")
 
 // next waits for the next start and handles signals meanwhile. A signal that arrives together with a start goes to its
 // workers.
-func (l *nodeLauncher) next(ctx context.Context, after time.Duration) (Start, error) {
+func (l *nodeLauncher) next(ctx context.Context) (Start, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	type next struct {
@@ -110,24 +110,12 @@ func (l *nodeLauncher) next(ctx context.Context, after time.Duration) (Start, er
 	got := make(chan next, 1)
 	go func() { // ended by cancel
 		var n next
-		if after > 0 {
-			select {
-			case <-time.After(after):
-			case <-ctx.Done():
-				n.err = context.Cause(ctx)
-			}
-		}
-		if n.err == nil {
-			n.Start, n.err = l.membership.Next(ctx)
-		}
+		n.Start, n.err = l.membership.Next(ctx)
 		got <- n
 	}()
 	for {
 		select {
 		case n := <-got:
-			if n.err == nil && l.job.OnStart != nil {
-				n.err = l.job.OnStart(&n.Start)
-			}
 			if n.err == nil {
 				n.err = l.job.fits(&n.Start)
 			}

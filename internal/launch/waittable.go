@@ -65,22 +65,25 @@ func (t *attempt) onTimeout(timedOut bool) {
 	}
 }
 
-// watch starts to poll the workers if Job.OnStatus is set. end stops that, and reports that no worker is left.
+// watch starts to poll the workers if Job.OnStatus is set, and reports the start. end stops that, and reports that no
+// worker is left.
 func (t *attempt) watch() (look <-chan time.Time, end func()) {
 	if t.job.OnStatus == nil || t.job.Watch <= 0 {
 		return nil, func() {}
 	}
+	none := func() { t.job.OnStatus(&t.Start, nil) }
+	t.con.put(false, none)
 	ticker := time.NewTicker(t.job.Watch)
 	return ticker.C, func() {
 		ticker.Stop()
-		t.con.put(false, func() { t.job.OnStatus(nil) })
+		t.con.put(false, none)
 	}
 }
 
 // poll publishes the latest answers, and asks again.
 func (t *attempt) poll() {
 	rows := t.waitStates(time.Now().Add(-freshPeriods * t.job.Watch))
-	t.con.put(true, func() { t.job.OnStatus(rows) })
+	t.con.put(true, func() { t.job.OnStatus(&t.Start, rows) })
 	t.ask(false)
 }
 

@@ -107,7 +107,7 @@ func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 		"stuck": "is at its own work for 60.0 s (step 7)"} {
 		t.Run(scenario, func(t *testing.T) {
 			t.Parallel()
-			r := play(t, scenario, 3)
+			r := play(t, scenario, 3, func(j *Job) { j.times.settle = 3 * time.Second }) // ranks 0 and 1 end by themselves
 			table, report, ok := strings.Cut(
 				r.stderr,
 				"cprun: rank 2 holds up rank 1, and by that rank 0: it "+why+"\n",

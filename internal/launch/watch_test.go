@@ -11,16 +11,19 @@ import (
 )
 
 // TestWatchTellsWhatTheWorkersAreAt checks that the workers' states are published repeatedly, a stopped worker's
-// included, and nil at the end.
+// included, and none before and after them.
 func TestWatchTellsWhatTheWorkersAreAt(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var out bytes.Buffer
-	whole, last := 0, []waits.WaitState{{}}
+	calls, whole, last := 0, 0, []waits.WaitState{{}}
 	job := Job{
 		NProc: 3, Argv: []string{"worker", "watched"}, Logs: logsIn(t, filepath.Join(t.TempDir(), "logs")),
 		Stderr: &out, Node: "node-a", Watch: 5 * time.Millisecond,
-		OnStatus: func(rows []waits.WaitState) {
+		OnStatus: func(s *Start, rows []waits.WaitState) {
+			if calls++; calls == 1 && len(rows) > 0 || s.Ranks.WorldSize != 3 || s.Logs == nil {
+				t.Errorf("call %d: start %+v, %d rows", calls, s, len(rows))
+			}
 			last = rows
 			if len(rows) != 3 || rows[2].State != stateStopped || len(rows[0].Waits) == 0 || len(rows[1].Waits) == 0 {
 				return // the workers have not started, or were too busy to answer

@@ -19,7 +19,7 @@ func tunedCase(name string, dtype tensor.DType, tuning hf.Tuning) *testCase {
 	cfg.Tuning = tuning
 	c := tinyCaseOf(&cfg, dtype)
 	flat := NewLayout(&cfg, 1)
-	frozen := randomFlat(flat.Frozen.Params, dtype, rand.New(rand.NewPCG(3, 4)))
+	frozen := randomFlat(flat.Frozen, dtype, rand.New(rand.NewPCG(3, 4)))
 	c.params.Layout = flat
 	c.params.Frozen = &Params{Layout: flat.Frozen, Weights: frozen, Compute: frozen, Unread: tensor.New(dtype, 64)}
 	numbers := make([]int32, c.batch.IDs.Size())

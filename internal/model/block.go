@@ -106,7 +106,7 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 			d = t.proj
 		}
 		m.projectDW(l, hf.Output, d, t.out.O)
-		m.projectDX(l, hf.Output, part(do, lo, hi), d, false)
+		m.linearDX(part(do, lo, hi), d, &l[hf.Output], false)
 	}
 	a.Release(mark)
 
@@ -151,11 +151,6 @@ func (m *Model) project(l *layer, r hf.Role, y, x, add View) {
 	m.linear(y, x, &l[r], add)
 }
 
-// projectDX sets dx to the gradient of a projection's input, or adds it.
-func (m *Model) projectDX(l *layer, r hf.Role, dx, dy View, accumulate bool) {
-	m.linearDX(dx, dy, &l[r], accumulate)
-}
-
 // projectDW adds to the gradients of a projection's weight and bias.
 func (m *Model) projectDW(l *layer, r hf.Role, dy, x View) {
 	m.linearDW(&l[r], dy, x)
@@ -173,9 +168,9 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations, be
 		return
 	}
 	dn1 := s.n1 // no longer needed
-	m.projectDX(l, hf.Query, dn1, dq, false)
-	m.projectDX(l, hf.Key, dn1, dk, true)
-	m.projectDX(l, hf.Value, dn1, dv, true)
+	m.linearDX(dn1, dq, &l[hf.Query], false)
+	m.linearDX(dn1, dk, &l[hf.Key], true)
+	m.linearDX(dn1, dv, &l[hf.Value], true)
 	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
@@ -210,7 +205,7 @@ func (m *Model) mlpBackward(l *layer, d View, s *activations) {
 	}
 	m.projectDW(l, hf.Down, ddown, s.y)
 	dy := s.y
-	m.projectDX(l, hf.Down, dy, ddown, false)
+	m.linearDX(dy, ddown, &l[hf.Down], false)
 
 	dgate, dup := s.gate, s.up
 	m.ops.GLUBackward(dgate, dup, dy, s.gate, s.up, m.act)
@@ -218,8 +213,8 @@ func (m *Model) mlpBackward(l *layer, d View, s *activations) {
 	m.projectDW(l, hf.Gate, dgate, s.n2)
 	m.projectDW(l, hf.Up, dup, s.n2)
 	dn2 := s.n2
-	m.projectDX(l, hf.Gate, dn2, dgate, false)
-	m.projectDX(l, hf.Up, dn2, dup, true)
+	m.linearDX(dn2, dgate, &l[hf.Gate], false)
+	m.linearDX(dn2, dup, &l[hf.Up], true)
 	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 
@@ -267,13 +262,8 @@ func (s *activations) views() [untilAll]*View {
 func (m *Model) alloc(a *tensor.Arena, s *activations, lo, hi, batch, seq int) {
 	c, t, f := m.cfg, m.dtype, m.accum
 	H, K, D, E, F := c.NumAttentionHeads, c.NumKeyValueHeads, c.HeadDim, c.HiddenSize, c.IntermediateSize
-	raw, branch := 0, 0
-	if c.Family().HasHeadNorms() {
-		raw = 1
-	}
-	if c.Family().HasBranchNorms() {
-		branch = 1
-	}
+	has := func(norm hf.Role) int { return min(1, len(c.Family().Tensors[norm])) }
+	raw, branch := has(hf.QueryNorm), has(hf.AttentionNorm)
 	shapes := [untilAll]struct {
 		t          tensor.DType
 		heads, dim int

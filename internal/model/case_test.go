@@ -146,12 +146,12 @@ func tinyCaseOf(cfg *hf.Config, dtype tensor.DType) *testCase {
 
 // randomWeights returns weights that are large enough to make attention far from uniform.
 func randomWeights(cfg *hf.Config, dtype tensor.DType, r *rand.Rand) View {
-	return randomFlat(Layout(cfg), dtype, r)
+	return randomFlat(NewLayout(cfg, 1), dtype, r)
 }
 
-func randomFlat(params []Param, dtype tensor.DType, r *rand.Rand) View {
-	flat := tensor.New(dtype, int(FlatSize(params)))
-	for _, p := range params {
+func randomFlat(layout *FlatLayout, dtype tensor.DType, r *rand.Rand) View {
+	flat := tensor.New(dtype, int(layout.Size()))
+	for _, p := range layout.Params {
 		xs := make([]float64, p.Size())
 		for i := range xs {
 			xs[i] = r.NormFloat64() * 0.4

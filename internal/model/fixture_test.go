@@ -72,9 +72,9 @@ func loadFixture(t *testing.T, name string) *fixture {
 // weights returns the weights of the fixture in a flat buffer of the type.
 func (f *fixture) weights(t *testing.T, dtype tensor.DType) View {
 	t.Helper()
-	params := Layout(f.cfg)
-	flat := tensor.New(dtype, int(FlatSize(params)))
-	for _, p := range params {
+	layout := NewLayout(f.cfg, 1)
+	flat := tensor.New(dtype, int(layout.Size()))
+	for _, p := range layout.Params {
 		xs, wide := make([]float32, p.Size()), make([]float64, p.Size())
 		if err := f.file.Read(p.Tensor, xs, 0); err != nil {
 			t.Fatal(err)

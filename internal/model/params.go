@@ -47,15 +47,6 @@ const Align = 64
 // layer, the head, then all vectors.
 func Layout(cfg *hf.Config) []Param { return NewLayout(cfg, 1).Params }
 
-// FlatSize returns the elements of a flat buffer for a layout, a multiple of Align.
-func FlatSize(params []Param) int64 {
-	if len(params) == 0 {
-		return 0
-	}
-	last := params[len(params)-1]
-	return roundUp(last.Offset+int64(last.Size()), Align)
-}
-
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
 // Parameters returns the number of parameters of a model, trained and frozen.
@@ -73,15 +64,6 @@ func Count(params []Param) int64 {
 	n := int64(0)
 	for _, p := range params {
 		n += int64(p.Size())
-	}
-	return n
-}
-
-// Size returns the number of elements.
-func (p Param) Size() int {
-	n := 1
-	for _, s := range p.Shape {
-		n *= s
 	}
 	return n
 }

@@ -25,13 +25,13 @@ func TestLayoutHasNoOverlapAndIsAligned(t *testing.T) {
 			}
 			end, names[p.Name] = p.Offset+int64(p.Size()), true
 		}
-		if n := FlatSize(params); n%Align != 0 || n < end || n >= end+Align {
+		if n := NewLayout(cfg, 1).Size(); n%Align != 0 || n < end || n >= end+Align {
 			t.Errorf("%s: flat size %d for %d", name, n, end)
 		}
 		if names["lm_head.weight"] == cfg.TieWordEmbeddings {
 			t.Errorf("%s: tied %t, lm_head %t", name, cfg.TieWordEmbeddings, names["lm_head.weight"])
 		}
-		if heads := cfg.Family().HasHeadNorms(); names["model.layers.1.self_attn.q_norm.weight"] != heads {
+		if heads := cfg.Family().Tensors[hf.QueryNorm] != ""; names["model.layers.1.self_attn.q_norm.weight"] != heads {
 			t.Errorf("%s: q_norm is there: %t", name, !heads)
 		}
 	}
@@ -63,7 +63,7 @@ func TestInitDependsOnSeedAndNameAlone(t *testing.T) {
 	cfg := &hf.Config{Architecture: "qwen3", VocabSize: 50, HiddenSize: 64, IntermediateSize: 32, NumHiddenLayers: 2,
 		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 16, InitializerRange: 0.05}
 	params := Layout(cfg)
-	flat := tensor.New(tensor.F32, int(FlatSize(params)))
+	flat := tensor.New(tensor.F32, int(NewLayout(cfg, 1).Size()))
 	for _, p := range params {
 		p.Init(tensor.Data[float32](p.View(flat)), 0, 3)
 	}

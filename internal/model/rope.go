@@ -146,13 +146,7 @@ func yarnFactor(s *hf.RopeScaling, factor float64) float64 {
 }
 
 func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
-	fast, slow := s.BetaFast, s.BetaSlow
-	if fast == 0 {
-		fast = 32
-	}
-	if slow == 0 {
-		slow = 1
-	}
+	fast, slow := cmp.Or(s.BetaFast, 32), cmp.Or(s.BetaSlow, 1)
 	dim := float64(cfg.RotaryDim())
 	pairTurning := func(turns float64) float64 {
 		return dim * math.Log(float64(s.OriginalMax)/(turns*2*math.Pi)) / (2 * math.Log(cfg.RopeTheta))

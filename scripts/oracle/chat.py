@@ -92,7 +92,8 @@ def records():
     rain = [{"role": "user", "content": "rain?"}]
     prompts = [{"prompt": rain, "completion": [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "sure?"}]},
                {"prompt": rain * 2, "completion": [{"role": "assistant", "content": " no \n"}]}]
-    texts = [{"prompt": "The rain", "completion": " in Spain"}, {"prompt": "a", "completion": "b<|im_end|>"}, {"prompt": "", "completion": "x"}]
+    texts = [{"prompt": "The rain", "completion": " in Spain"}, {"prompt": "a", "completion": "b<|im_end|>"}, {"prompt": "", "completion": "x"},
+             {"prompt": "x<|im_end|>", "completion": ""}]
     share = [{"conversations": [{"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"]), "value": m["content"]}
                                 for m in r["messages"]]} for r in plain[:3]]
     sets = {"messages": (plain, dict(assistant_only_loss=True)), "tools": (tools, dict(assistant_only_loss=True)),

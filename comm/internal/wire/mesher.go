@@ -83,7 +83,11 @@ func Connect(ctx context.Context, c Config) (link.Link, error) {
 	defer cancel()
 	m := newMesher(&c)
 	for _, ln := range c.Listeners {
-		m.wg.Go(func() { m.acceptAll(ln) })
+		m.wg.Go(func() { // until ln is closed
+			m.door.Serve(ln, func(conn net.Conn) { m.welcome(conn, ln.Mode) }, func(err error) {
+				m.refuse.Printf("rank %d: accept: %v", m.rank, err)
+			})
+		})
 	}
 	for _, r := range m.s.near {
 		if r < m.rank {
@@ -181,14 +185,7 @@ func (m *mesher) dial(p *peer) bool {
 	return false
 }
 
-// acceptAll accepts connections until ln is closed. It closes those that do not prove to be a missing rank.
-func (m *mesher) acceptAll(ln Listener) {
-	m.door.Serve(ln, func(conn net.Conn) { m.welcome(conn, ln.Mode) }, func(err error) {
-		m.refuse.Printf("rank %d: accept: %v", m.rank, err)
-	})
-}
-
-// welcome handles a dialer.
+// welcome handles a dialer, and closes a connection that does not prove to be a missing rank.
 func (m *mesher) welcome(conn net.Conn, mode Mode) {
 	var held *peer
 	err := m.meet(conn, mode, helloBound, func(b bound) (*channel, error) {

@@ -109,7 +109,9 @@ func (p *peer) end(last header, note []byte) {
 	if c := p.channel; c != nil {
 		c.SetReadDeadline(time.Now())
 		c.SetWriteDeadline(p.until)
-		c.limitResends()
+		if c.raw != nil { // the system sends again, after this rank has closed the connection
+			keepSending(c.raw, keptAtEnd)
+		}
 	}
 	close(p.stop)
 	p.work.Signal()
@@ -237,13 +239,6 @@ func tune(conn net.Conn) syscall.RawConn {
 	keepSending(raw, patience)
 	sendOften(raw)
 	return raw
-}
-
-// limitResends bounds the system's retransmissions after this rank has closed a connection.
-func (c *channel) limitResends() {
-	if c.raw != nil {
-		keepSending(c.raw, keptAtEnd)
-	}
 }
 
 // hearing records when the other end of a connection was last heard.

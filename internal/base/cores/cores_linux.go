@@ -50,9 +50,7 @@ func keepNear(devices, device string) (bound []int, err error) {
 // Own lists the cores that this process may use, or nil if they are unknown.
 func Own() (own []int) {
 	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return nil
-	}
+	_ = unix.SchedGetaffinity(0, &set) // on an error, none
 	for i := range maxCores {
 		if set.IsSet(i) {
 			own = append(own, i)
@@ -83,10 +81,8 @@ func keep(set *unix.CPUSet) error {
 				continue
 			}
 			seen[t.Name()], fresh = true, true
-			id, err := strconv.Atoi(t.Name())
-			if err == nil {
-				err = unix.SchedSetaffinity(id, set)
-			}
+			id, _ := strconv.Atoi(t.Name()) // always a number
+			err := unix.SchedSetaffinity(id, set)
 			if err != nil && !errors.Is(err, unix.ESRCH) { // it may have ended meanwhile
 				return fmt.Errorf("thread %s: %w", t.Name(), err)
 			}

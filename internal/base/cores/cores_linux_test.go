@@ -15,31 +15,43 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var as = flag.String("as", "", "keep: bind this process next to device 0 in the directory of the argument")
+var as = flag.String("as", "", "keep: bind this process next to device 0 in the directory of the argument; "+
+	"pin: bind it to the core of the argument")
 
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if *as == "" {
 		os.Exit(m.Run())
 	}
-	bound, err := keepNear(flag.Arg(0), "0")
-	fmt.Println(bound, err, threadsOf())
+	addThreads()
+	switch *as {
+	case "keep":
+		bound, err := keepNear(flag.Arg(0), "0")
+		fmt.Print(bound, " ", err, " ")
+	case "pin":
+		core, _ := strconv.Atoi(flag.Arg(0))
+		fmt.Print(Pin(core), " ")
+	}
+	addThreads()
+	fmt.Println(masks())
 }
 
-// threadsOf returns the distinct masks of this process's threads, old and new.
-func threadsOf() string {
-	var threads, end sync.WaitGroup
-	end.Add(1)
+// addThreads starts threads, which end with the process.
+func addThreads() {
+	var started sync.WaitGroup
 	for range 4 {
-		threads.Add(1)
+		started.Add(1)
 		go func() {
 			runtime.LockOSThread()
-			threads.Done()
-			end.Wait()
+			started.Done()
+			select {}
 		}()
 	}
-	threads.Wait()
-	defer end.Done()
+	started.Wait()
+}
+
+// masks returns the distinct masks of this process's threads.
+func masks() string {
 	masks := map[string]bool{}
 	entries, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -108,17 +120,49 @@ func TestKeepNear(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "0", "local_cpulist"), []byte(c.list+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := run(t, dir, c.procs); !strings.Contains(got, c.want) || strings.HasPrefix(c.want, "[") && got != c.want {
+		if got := run(t, c.procs, "keep", dir); !strings.Contains(got, c.want) || strings.HasPrefix(c.want, "[") && got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
-	if got := run(t, t.TempDir(), "1"); got != nothing {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "0", "local_cpulist"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, "1", "keep", dir); !strings.Contains(got, "not a regular file") {
+		t.Errorf("a directory in place of the list: %s", got)
+	}
+	if got := run(t, "1", "keep", t.TempDir()); got != nothing {
 		t.Errorf("without the device in /sys: %s, want %s", got, nothing)
 	}
 }
 
-func run(t *testing.T, dir, procs string) string {
-	c := exec.Command("/proc/self/exe", "-as", "keep", dir)
+func TestParse(t *testing.T) {
+	if got, err := parse("0-1,4\n"); fmt.Sprint(got) != "[0 1 4]" || err != nil {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, list := range []string{"", "x", "0-x", "x-1", "-1", "0,", "0-1024"} {
+		if got, err := parse(list); err == nil {
+			t.Errorf("%q: %v", list, got)
+		}
+	}
+	if n := Online(); n < len(Own()) {
+		t.Errorf("%d cores are online, and this process has %d", n, len(Own()))
+	}
+}
+
+func TestPin(t *testing.T) {
+	core := fmt.Sprint(Own()[0])
+	if got, want := run(t, "1", "pin", core), "<nil> ["+core+"]"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got := run(t, "1", "pin", strconv.Itoa(maxCores-1)); !strings.HasPrefix(got, "thread ") {
+		t.Errorf("an absent core: %s", got)
+	}
+}
+
+// run binds a process and returns its result and the masks of its threads.
+func run(t *testing.T, procs, as, arg string) string {
+	c := exec.Command("/proc/self/exe", "-as", as, arg)
 	c.Env = append(os.Environ(), "GOMAXPROCS="+procs)
 	out, err := c.CombinedOutput()
 	if err != nil {

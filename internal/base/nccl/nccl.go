@@ -28,31 +28,23 @@ import (
 // communicator.
 const Oldest = 22700
 
-var library struct {
-	once    sync.Once
-	version int
-	err     error
-}
-
 // Version loads NCCL and returns its version, 22809 for 2.28.9.
-func Version() (int, error) {
-	l := &library
-	l.once.Do(func() {
-		if why := C.cprun_nccl_load(); why != nil {
-			l.err = fmt.Errorf("NCCL: %s; install NCCL 2 where the loader finds libnccl.so.2 (ldconfig, or "+
-				"LD_LIBRARY_PATH)", C.GoString(why))
-			return
-		}
-		var v C.int
-		if l.err = check("ncclGetVersion", C.cprun_nccl_version(&v)); l.err != nil {
-			return
-		}
-		if l.version = int(v); l.version < Oldest {
-			l.err = fmt.Errorf("NCCL %s is too old; install %s or newer", VersionText(l.version), VersionText(Oldest))
-		}
-	})
-	return l.version, l.err
-}
+func Version() (int, error) { return load() }
+
+var load = sync.OnceValues(func() (version int, err error) {
+	if why := C.cprun_nccl_load(); why != nil {
+		return 0, fmt.Errorf("NCCL: %s; install NCCL 2 where the loader finds libnccl.so.2 (ldconfig, or "+
+			"LD_LIBRARY_PATH)", C.GoString(why))
+	}
+	var v C.int
+	if err := check("ncclGetVersion", C.cprun_nccl_version(&v)); err != nil {
+		return 0, err
+	}
+	if v < Oldest {
+		err = fmt.Errorf("NCCL %s is too old; install %s or newer", VersionText(int(v)), VersionText(Oldest))
+	}
+	return int(v), err
+})
 
 // VersionText formats a version: 2.28.9 for 22809.
 func VersionText(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100) }

@@ -44,6 +44,14 @@ func commas(digits string) string {
 // Count formats an integer with commas: 1,234,567.
 func Count(n int64) string { return commas(strconv.FormatInt(n, 10)) }
 
+// Counted formats an integer with a noun: 1 rank, 1,024 ranks.
+func Counted[N int | int64](n N, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return Count(int64(n)) + " " + noun
+}
+
 // Short formats a number with three digits and, from 10,000, a letter: 3.21B parameters or tokens.
 func Short(x float64) string {
 	if math.Abs(x) < 1e4 {
@@ -84,6 +92,8 @@ func Size[N int64 | float64](n N) string {
 // Seconds formats a time in a suitable unit: 12.3 ms or 2 min 05 s.
 func Seconds(s float64) string {
 	switch {
+	case s >= 1e7:
+		return Number(s/86400) + " days"
 	case s >= 3600:
 		return fmt.Sprintf("%d h %02d min", int(s)/3600, int(s)/60%60)
 	case s >= 60:

@@ -60,26 +60,12 @@ func (d DType) Bits() int64 {
 	return 0
 }
 
-// Tensor returns the tensor type with the same elements, or Invalid.
-func (d DType) Tensor() tensor.DType {
-	switch d {
-	case F64:
-		return tensor.F64
-	case F32:
-		return tensor.F32
-	case F16:
-		return tensor.F16
-	case BF16:
-		return tensor.BF16
-	case I64:
-		return tensor.I64
-	case I32:
-		return tensor.I32
-	case U8:
-		return tensor.U8
-	}
-	return tensor.Invalid
+var tensors = map[DType]tensor.DType{
+	F64: tensor.F64, F32: tensor.F32, F16: tensor.F16, BF16: tensor.BF16, I64: tensor.I64, I32: tensor.I32, U8: tensor.U8,
 }
+
+// Tensor returns the tensor type with the same elements, or Invalid.
+func (d DType) Tensor() tensor.DType { return tensors[d] }
 
 // F8E4M3ToF32 converts exactly. The type has NaN (all ones) and no infinity.
 func F8E4M3ToF32(b uint8) float32 {

@@ -25,9 +25,6 @@ type Choice struct {
 	of     []string // Request.Of of each
 }
 
-// Kinds returns the kinds of remedies that the device carries out, each once.
-func (c *Choice) Kinds() []backends.RemedyKind { return backends.KindsOf(c.Remedies) }
-
 // A NoneError reports that no backend can run a request.
 type NoneError struct {
 	Want    backends.Backend

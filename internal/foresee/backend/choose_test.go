@@ -51,7 +51,7 @@ func TestParamsAreTheRuns(t *testing.T) {
 // params returns the parameters of the layers with that window.
 func params(cfg *config.Config, m machine.Machine, window int, disabled uint8) (backends.Params, error) {
 	requests := Requests(cfg)
-	i := slices.IndexFunc(requests, func(r Request) bool { return r.Window == window })
+	i := slices.IndexFunc(requests, func(r Request) bool { return r.WindowLeft == window })
 	return requests[i].params(m, disabled)
 }
 
@@ -59,7 +59,7 @@ func TestWindowsOfLayers(t *testing.T) {
 	m := gpu(90, backends.V(9, 10, 2))
 	var got []int
 	for _, r := range Requests(load(t, "cases/windows.yaml", 8, m)) {
-		got = append(got, r.Window)
+		got = append(got, r.WindowLeft)
 	}
 	if !slices.Equal(got, []int{-1, 4095}) {
 		t.Errorf("windows %v, want all and 4095", got)
@@ -137,8 +137,10 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 			m.Assumed = assumed
 			r := Request{
 				Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: "auto", Backend: "auto"},
-				DType:    tensor.F32, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 64,
-				HeadDimV: 64, Causal: true, Window: -1, Training: true, Ranks: ranks,
+				Params: backends.Params{
+					DType: tensor.F32, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 64,
+					HeadDimV: 64, Causal: true, WindowLeft: -1, Training: true, ContextSize: ranks,
+				},
 			}
 			c, err := Select(m, 0, r)
 			if err != nil || c.Backend != backends.Flash || len(c.Remedies) != 0 {
@@ -159,7 +161,7 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 					t.Errorf("%d ranks, assumed %t: %v; want %q", ranks, assumed, err, w)
 				}
 			}
-			r.Backend = "reference"
+			r.Strategy.Backend = "reference"
 			if c, err := Select(m, 0, r); err != nil || c.Backend != backends.Reference {
 				t.Errorf("%d ranks, assumed %t: reference: %+v, %v", ranks, assumed, c, err)
 			}
@@ -171,9 +173,11 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 func TestOneBackendForAllRequests(t *testing.T) {
 	m := gpu(100, backends.V(9, 19, 0))
 	r := Request{
-		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: "auto"}, Of: "short", DType: tensor.BF16,
-		Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 128, HeadDimV: 128,
-		Causal: true, Window: -1, Training: true, Ranks: 2,
+		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: "auto"}, Of: "short",
+		Params: backends.Params{
+			DType: tensor.BF16, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 128, HeadDimV: 128,
+			Causal: true, WindowLeft: -1, Training: true, ContextSize: 2,
+		},
 	}
 	sunk := r
 	sunk.Of, sunk.Sink = "with a sink", true // which cuDNN counts once a hop
@@ -186,9 +190,9 @@ func TestOneBackendForAllRequests(t *testing.T) {
 		t.Errorf("alone %+v, with a sink beside it %s; %v", alone, c.Backend, err)
 	}
 	m.Arch, m.CUDNN, m.Assumed = 90, backends.V(9, 17, 0), false
-	r.Documents, r.Backend = true, "fused"
+	r.Documents, r.Strategy.Backend = true, "fused"
 	c, err = Select(m, 0, r)
-	if err != nil || !slices.Equal(c.Kinds(), []backends.RemedyKind{backends.ZeroWorkspace}) {
+	if err != nil || len(c.Remedies) != 1 || c.Remedies[0].Kind != backends.ZeroWorkspace {
 		t.Errorf("documents: %+v, %v", c, err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
@@ -125,13 +126,22 @@ func (a *adviser) spread() []factored {
 	return []factored{smaller.shorter, smaller.spread}
 }
 
-// search returns the advice of the least factor that fits; "": none does.
+// search returns the advice of the least factor that fits; "": none does. It bisects, since a measurement of a thousand
+// layers takes long.
 func (a *adviser) search(s smaller, change factored) string {
+	var list []smaller
 	for f := 2; f <= maxFactor; f *= 2 {
-		less, ok := change(s, f)
-		if !ok || a.lacks(&less) > 0 {
-			continue
+		if less, ok := change(s, f); ok {
+			list = append(list, less)
 		}
+	}
+	for len(list) > 0 && a.lacks(&list[len(list)-1]) == math.MaxInt64 { // refused, perhaps unlike smaller factors
+		list = list[:len(list)-1]
+	}
+	if len(list) == 0 || a.lacks(&list[len(list)-1]) > 0 {
+		return ""
+	}
+	for _, less := range list[sort.Search(len(list), func(i int) bool { return a.lacks(&list[i]) == 0 }):] {
 		var err error
 		if less.demand, err = demandOf(&less.cfg, a.on, nil); err == nil && a.lacks(&less) == 0 {
 			return less.advice

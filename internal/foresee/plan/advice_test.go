@@ -54,6 +54,8 @@ func TestAdvice(t *testing.T) {
 			[]string{"memory.recompute"}, false},
 		{"cuda", 2, 40 * gib, []string{"data.seq_len=256K"}, []string{"activations", "data.seq_len of at most",
 			"at least 4 ranks"}, []string{"memory.shard", "memory.recompute"}, false},
+		{"cuda", 2, 40 * gib, []string{"data.seq_len=256K", "parallel.algorithm=ulysses"}, []string{
+			"at least 4 ranks"}, nil, false}, // 16 and more do not divide the heads
 		{"cuda", 8, 60 * gib, []string{"memory.shard=none", "memory.recompute=none"}, []string{"optimizer",
 			"memory.shard gradients"}, nil, false},
 		{"cuda", 8, 141 * gib, []string{"model.num_hidden_layers=800", "memory.shard=gradients"}, []string{

@@ -281,7 +281,7 @@ func attentionOf(c *backend.Choice) Attention {
 		a.Named = append(a.Named, Named{Backend: b.String(), Reason: reason, Fix: fix})
 	}
 	for _, r := range c.Remedies {
-		a.Remedies = append(a.Remedies, Remedy{Kind: r.Kind.String(), Text: r.Text + r.More, Cost: r.Cost, Rule: r.Rule,
+		a.Remedies = append(a.Remedies, Remedy{Kind: string(r.Kind), Text: r.Text + r.More, Cost: r.Cost, Rule: r.Rule,
 			Hop: r.Hop})
 	}
 	a.Layout = backend.Layout

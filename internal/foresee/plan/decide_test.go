@@ -177,9 +177,11 @@ func TestCostsAreOfPlainAttention(t *testing.T) {
 	ask := func(docs []int, change func(r *backend.Request)) Answer {
 		t.Helper()
 		r := backend.Request{
-			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto}, DType: tensor.BF16,
-			Batch: 1, SeqQ: 4096, SeqKV: 4096,
-			Heads: 8, KVHeads: 8, HeadDim: 64, HeadDimV: 64, Causal: true, Window: -1, Training: true, Ranks: 4,
+			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto},
+			Params: backends.Params{
+				DType: tensor.BF16, Batch: 1, SeqQ: 4096, SeqKV: 4096, Heads: 8, KVHeads: 8, HeadDim: 64, HeadDimV: 64,
+				Causal: true, WindowLeft: -1, Training: true, ContextSize: 4,
+			},
 		}
 		change(&r)
 		a, err := d.Strategy(Question{Attentions: []backend.Request{r}, Docs: docs, Ranks: 4, PerHost: 4})
@@ -191,7 +193,7 @@ func TestCostsAreOfPlainAttention(t *testing.T) {
 	docs := []int{1000, 3096}
 	for name, change := range map[string]func(r *backend.Request){
 		"alone":     func(*backend.Request) {},
-		"a window":  func(r *backend.Request) { r.Window = 100 },
+		"a window":  func(r *backend.Request) { r.WindowLeft = 100 },
 		"documents": func(r *backend.Request) { r.Documents = true },
 	} {
 		given := docs
@@ -204,7 +206,7 @@ func TestCostsAreOfPlainAttention(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(r *backend.Request){
-		"no mask":             func(r *backend.Request) { r.Causal = false },
+		"no mask":             func(r *backend.Request) { r.Causal, r.WindowRight = false, -1 },
 		"from the top left":   func(r *backend.Request) { r.TopLeft, r.SeqQ = true, 2048 },
 		"cross attention":     func(r *backend.Request) { r.SeqKV = 8192 },
 		"softcap":             func(r *backend.Request) { r.Softcap = true },

@@ -45,7 +45,7 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 	list := looked(cfg.Parallel.Context, shown)
 	ranks := make([]demand, len(list))
 	for _, layers := range backend.Requests(cfg) {
-		shape, err := shapeOf(cfg, nil, layers.Window)
+		shape, err := shapeOf(cfg, nil, layers.WindowLeft)
 		if err != nil {
 			return nil, err
 		}

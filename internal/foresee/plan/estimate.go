@@ -154,6 +154,9 @@ type step struct {
 	forward, backward float64 // device seconds of the passes, which reductions may hide behind
 }
 
+// maxRehearsed bounds the tokens whose operations are recorded one by one. Times of more tokens are in proportion.
+const maxRehearsed = 1 << 20
+
 // passes adds the forward and backward passes of all micro batches of a rank: the model's own code over a device that
 // only records.
 func (s *step) passes() error {
@@ -174,16 +177,19 @@ func (s *step) passes() error {
 			s.Passes += t
 		}
 	})
-	batch := sequences(cfg)
+	batch, share := sequences(cfg), 1.0
+	if all := float64(batch) * float64(tokens); all > maxRehearsed {
+		batch, tokens, share = 1, maxRehearsed, all/maxRehearsed
+	}
 	opt := s.memory.options(cfg)
 	if err := model.Rehearse(&cfg.Model.Config, opt, batch, tokens, backend.DType(cfg), record, attention); err != nil {
 		return err
 	}
 	runs := s.micro()
 	n := float64(runs)
-	s.Products, s.Passes = n*s.Products, n*s.Passes
+	s.Products, s.Passes = n*share*s.Products, n*share*s.Passes
 	s.Attention, s.Transfers = n*attention.compute, n*attention.exposed
-	s.calls = runs * (s.calls + attention.calls)
+	s.calls = runs * (int(share*float64(s.calls)) + attention.calls)
 	// Of the products a third is forward, and of attention two parts of seven.
 	s.forward = (s.Products+s.Passes)/3 + s.Attention*2/7
 	s.backward = (s.Products+s.Passes)*2/3 + s.Attention*5/7
@@ -308,7 +314,7 @@ func (s *step) attention() (*charged, error) {
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}
 	for i := range q.Attentions {
-		window := q.Attentions[i].Window
+		window := q.Attentions[i].WindowLeft
 		shape, err := shapeOf(cfg, s.docs, window)
 		if err != nil {
 			return nil, err

@@ -141,6 +141,12 @@ func TestEstimateScales(t *testing.T) {
 		two.Optimizer != one.Optimizer {
 		t.Errorf("a batch of two: %+v, of one %+v", two, one)
 	}
+	// A pass of 2^30 samples is not recorded one operation at a time.
+	const many = 1 << 30
+	single, all := alone(t, 1), alone(t, many)
+	if math.Abs(all.Products/single.Products/many-1) > 1e-3 {
+		t.Errorf("a pass of %d samples: %+v, of one %+v", many, all, single)
+	}
 	if math.Abs(one.Products/fast.Products-2) > 1e-9 || math.Abs(one.Attention/fast.Attention-2) > 1e-9 {
 		t.Errorf("a machine twice as fast: %+v, %+v", fast, one)
 	}
@@ -152,6 +158,19 @@ func TestEstimateScales(t *testing.T) {
 	if math.Abs(one.Products/want-1) > 1e-9 {
 		t.Errorf("products take %v s, want %v", one.Products, want)
 	}
+}
+
+// alone returns the times of a step of one rank with so many samples.
+func alone(t *testing.T, samples int) *Parts {
+	t.Helper()
+	cfg := load(t, 1, fmt.Sprintf("train={global_batch_size: %d, micro_batch_size: %d}", samples, samples))
+	o := onCPU(t, cfg)
+	o.Costs = Costs{Table: round(), Cores: 2}
+	p, err := Make(cfg, 1, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Estimate.Parts
 }
 
 // A plan of a thousand ranks is made while somebody waits.

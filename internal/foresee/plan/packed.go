@@ -62,17 +62,17 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 const barColumns = 32
 
 func (p *Packed) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\npacked      the first sample: %d document%s of %d to %d tokens; "+
+	fmt.Fprintf(b, "\npacked      the first sample: %s of %d to %d tokens; "+
 		"the slowest rank has %.3f of the mean work\n",
-		len(p.Documents), plural(len(p.Documents)), slices.Min(p.Documents), slices.Max(p.Documents), p.Imbalance)
+		readable.Counted(len(p.Documents), "document"), slices.Min(p.Documents), slices.Max(p.Documents), p.Imbalance)
 	most := 1
 	for _, r := range p.PerRank {
 		most = max(most, r.Pairs)
 	}
 	for _, r := range p.PerRank {
 		bar := strings.Repeat("#", int(float64(barColumns)*float64(r.Pairs)/float64(most)+0.5))
-		fmt.Fprintf(b, "  rank %-4d %-*s %d pairs, %d tokens in %d part%s",
-			r.Rank, barColumns, bar, r.Pairs, r.Tokens, r.Spans, plural(r.Spans))
+		fmt.Fprintf(b, "  rank %-4d %-*s %d pairs, %d tokens in %s",
+			r.Rank, barColumns, bar, r.Pairs, r.Tokens, readable.Counted(r.Spans, "part"))
 		if r.SendBytes > 0 {
 			fmt.Fprintf(b, ", sends %s", readable.Bytes(r.SendBytes))
 		}

@@ -175,7 +175,7 @@ func shapeOf(cfg *config.Config, docs []int, window int) (partition.Shape, error
 }
 
 // widest returns the mask's window in the layers that see most; -1: none.
-func widest(cfg *config.Config) int { return backend.Requests(cfg)[0].Window }
+func widest(cfg *config.Config) int { return backend.Requests(cfg)[0].WindowLeft }
 
 func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition {
 	work := partition.Work(shape)

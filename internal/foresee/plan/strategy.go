@@ -133,14 +133,14 @@ func workloadOf(q *Question, on planner.Topology) planner.Workload {
 			DType: r.DType, Deterministic: r.Deterministic, Batch: r.Batch,
 			Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.HeadDim, DimV: r.HeadDimV,
 		},
-		Tokens: r.SeqQ, Docs: q.Docs, Ranks: r.Ranks, Topology: on, Recompute: q.Recompute,
+		Tokens: r.SeqQ, Docs: q.Docs, Ranks: max(1, r.ContextSize), Topology: on, Recompute: q.Recompute,
 	}
 	if r.Documents {
 		c.Batch = 1 // samples with documents go one by one
 	}
 	for i := range q.Attentions {
 		r := &q.Attentions[i]
-		c.Layers = append(c.Layers, planner.LayerGroup{Window: r.Window, Count: max(1, r.Layers)})
+		c.Layers = append(c.Layers, planner.LayerGroup{Window: r.WindowLeft, Count: max(1, r.Layers)})
 	}
 	return c
 }

@@ -116,7 +116,9 @@ func (p *Plan) Details(w io.Writer, columns int) error {
 	if pt.Document {
 		b.WriteString("            documents are cut sample by sample; this shows one document\n")
 	}
-	p.picture(&b, min(48, columns-32))
+	for _, r := range pt.PerRank {
+		fmt.Fprintf(&b, "  rank %-4d %s %d tokens\n", r.Rank, r.row(pt.SeqLen, min(48, columns-32)), r.Tokens)
+	}
 	if p.Packed != nil {
 		p.Packed.write(&b)
 	}
@@ -203,13 +205,6 @@ func FLOPs(t float64) string {
 	return fmt.Sprintf("%.3g TFLOP/s", t)
 }
 
-// picture draws each rank's part of the sequence, one row a rank.
-func (p *Plan) picture(b *strings.Builder, columns int) {
-	for _, r := range p.Partition.PerRank {
-		fmt.Fprintf(b, "  rank %-4d %s %d tokens\n", r.Rank, r.row(p.Partition.SeqLen, columns), r.Tokens)
-	}
-}
-
 // row marks the columns in which the rank holds any of n positions. Position x is in column x*columns/n.
 func (r *RankPart) row(n, columns int) []byte {
 	columns = min(columns, n)
@@ -252,13 +247,6 @@ func (p *Plan) hops(b *strings.Builder) {
 			b.WriteByte('\n')
 		}
 	}
-}
-
-func plural(n int) string {
-	if n == 1 {
-		return ""
-	}
-	return "s"
 }
 
 func ranks(rs []int) string { return strings.Trim(strings.ReplaceAll(fmt.Sprint(rs), " ", ", "), "[]") }

@@ -118,9 +118,9 @@ func (g *group) programs(a Attention, backward bool) ([]*program, error) {
 	var all errgroup.Group
 	all.SetLimit(runtime.GOMAXPROCS(0))
 	for i, s := range g.schedules {
-		all.Go(func() (err error) {
-			list[i], err = programOf(s, a, g.rows[i], backward)
-			return err
+		all.Go(func() error {
+			list[i] = &program{rank: s.Rank}
+			return (&Recorder{program: list[i]}).Run(s, a, g.rows[i], backward)
 		})
 	}
 	return list, all.Wait()
@@ -134,7 +134,8 @@ func (p *prices) pass(programs []*program, sampled bool) (Result, error) {
 	}
 	if !sampled {
 		if p.topology.Shared {
-			p.topology.share(programs)
+			p.topology.average(programs, func(s *step) bool { return s.kind == compute || s.kind == copies })
+			p.topology.average(programs, func(s *step) bool { return s.kind == begin })
 		}
 		return simulate(programs)
 	}
@@ -143,12 +144,6 @@ func (p *prices) pass(programs []*program, sampled bool) (Result, error) {
 		all.add(simulateAlone(x))
 	}
 	return all, nil
-}
-
-// share averages the times of calls, and of carrying messages, over the ranks that share cores.
-func (p Topology) share(programs []*program) {
-	p.average(programs, func(s *step) bool { return s.kind == compute || s.kind == copies })
-	p.average(programs, func(s *step) bool { return s.kind == begin })
 }
 
 // average scales some steps so that their sums are equal on the ranks that share cores.

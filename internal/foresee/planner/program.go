@@ -4,7 +4,6 @@ import (
 	"math"
 
 	"github.com/cprun/cprun/partition"
-	"github.com/cprun/cprun/ring"
 )
 
 type kind uint8
@@ -42,12 +41,6 @@ type program struct {
 }
 
 func (x *program) add(k kind, of int) { x.steps = append(x.steps, step{kind: k, of: of}) }
-
-func programOf(s *ring.Schedule, a Attention, rows int, backward bool) (*program, error) {
-	r := Recorder{program: &program{rank: s.Rank}}
-	err := r.Run(s, a, rows, backward)
-	return r.program, err
-}
 
 // A prices value caches the costs of one attention on one topology.
 type prices struct {

@@ -78,7 +78,7 @@ func (s *simulator) of(name partition.LayoutName) (*shards, error) {
 	} else {
 		x.index = x.index.Within(mask.Band)
 	}
-	if s.prepared(x.index) {
+	if len(s.Docs) > 0 && (s.Ranks <= preparedRanks || 2*x.index.Meetings() <= s.Ranks*s.Ranks) {
 		x.index.Prepare()
 	}
 	x.halo = x.index.Halo()
@@ -104,10 +104,6 @@ func (s *simulator) layout(name partition.LayoutName) partition.Layout {
 // preparedRanks limits the ranks for which an index finds the needs of all pairs at once. It also does for more ranks
 // if few pairs share a document.
 const preparedRanks = 256
-
-func (s *simulator) prepared(x *partition.Index) bool {
-	return len(s.Docs) > 0 && (s.Ranks <= preparedRanks || 2*x.Meetings() <= s.Ranks*s.Ranks)
-}
 
 // time returns the seconds of a layer by a strategy, forward and backward.
 func (s *simulator) time(w ring.Strategy) (float64, error) {

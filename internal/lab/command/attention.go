@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/run/attend"
@@ -31,30 +29,16 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	var report *attend.Report
-	res, err := o.runWorkers(ctx, job.RoleAttention, ranks, notes, func(string) any { return spec },
-		func(_ *progress.Printer, e launch.Event) {
-			if e.Kind == job.EventReport {
-				report = &attend.Report{}
-				if json.Unmarshal(e.Data, report) != nil {
-					report = nil
-				}
-			}
-		})
-	if err != nil {
-		return 0, err
-	}
-	if res.ExitCode != launch.ExitDone {
-		return res.ExitCode, res.Err
-	}
-	if report == nil {
-		return launch.ExitFailed, fmt.Errorf("rank 0 ended without a report")
+	report := &attend.Report{}
+	res, err := o.report(ctx, job.RoleAttention, ranks, notes, func(string) any { return spec }, report)
+	if err != nil || res.ExitCode != launch.ExitDone {
+		return res.ExitCode, err
 	}
 	if asJSON {
 		return 0, printJSON(o.Stdout, report)
 	}
 	if !o.Quiet {
-		fmt.Fprintf(o.Stdout, "%s: tensor layout %s (%s)\n%d ranks, layout %s, algorithm %s, backend %s in %s: %.3f s, "+
+		fmt.Fprintf(o.Stdout, "%s: tensor layout %s (%s)\nranks %d, layout %s, algorithm %s, backend %s in %s: %.3f s, "+
 			"balance %.2f\nwrote %s\n",
 			terminal.Name(report.In), report.QKVLayout, map[bool]string{true: "declared",
 				false: "detected"}[report.QKVLayoutDeclared], report.Ranks, report.Layout, report.Algorithm,
@@ -143,21 +127,20 @@ func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes
 		return nil, err
 	}
 	answer, notes, err := o.strategy(spec.Machine, plan.Question{
-		Attentions: []backend.Request{{
-			Strategy: ruled, DType: dtype,
-			Batch: batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim,
-			HeadDimV: c.HeadDimV,
-			Causal:   m.Causal, TopLeft: m.TopLeft, Window: m.Left, Ahead: m.Right, BoundedAhead: m.Right >= 0,
+		Attentions: []backend.Request{{Strategy: ruled, Params: backends.Params{
+			DType: dtype, Batch: batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads,
+			HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
+			Causal: m.Causal, TopLeft: m.TopLeft, WindowLeft: m.Left, WindowRight: max(-1, m.Right),
 			Slices: m.Slices != nil, Softcap: c.Softmax.Softcap != 0, ScaleNotAbove0: !(c.Softmax.Scale > 0),
 			Documents: m.Docs != nil, DocumentKeys: m.DocsKV != nil, Training: c.Backward,
 			Sink: c.Scores.Sink || c.Scores.OffByOne, Bias: c.Scores.Biased(), MaxLogit: c.Scores.MaxLogit,
-			Ranks: ranks,
-		}},
+			ContextSize: ranks,
+		}}},
 		Requested: asked, Docs: docs, Ranks: ranks, PerHost: ranks,
 	})
 	if err != nil {
 		return nil, err
 	}
-	spec.Strategy, spec.Remedies = answer.Strategy, answer.Choice.Kinds()
+	spec.Strategy = answer.Strategy
 	return notes, spec.Check(c, ranks)
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
@@ -62,7 +63,7 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 		r.Bench = "ops"
 	}
 	if err == nil {
-		err = o.checkOutputs()
+		err = checkReport(o.JSON)
 	}
 	if err != nil {
 		return 0, &InputError{err}
@@ -131,11 +132,22 @@ func machineOf(m machine.Machine) bench.Machine {
 	return out
 }
 
-// checkOutputs checks the directory of --json before the measurement.
-func (o *BenchOptions) checkOutputs() error {
-	dir := filepath.Dir(o.JSON) // "." for "" and "-"
+// checkReport checks the directory of a --json before the measurement.
+func checkReport(path string) error {
+	dir := filepath.Dir(path) // "." for "" and "-"
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
-		return fmt.Errorf("--json: %s is not a directory", terminal.Name(dir))
+		return inputf("--json: %s is not a directory", terminal.Name(dir))
+	}
+	return nil
+}
+
+// writeFile writes the file of a flag, if it is given.
+func writeFile(flag, path string, write func(io.Writer) error) error {
+	if path == "" {
+		return nil
+	}
+	if err := files.WriteTo(path, func(f *files.Draft) error { return write(f) }); err != nil {
+		return fmt.Errorf("%s %s: %w", flag, terminal.Name(path), err)
 	}
 	return nil
 }
@@ -158,13 +170,7 @@ func (o *BenchOptions) output(encode func(io.Writer) error, tables []readable.Ta
 			return err
 		}
 	}
-	if o.JSON == "" {
-		return nil
-	}
-	if err := files.WriteTo(o.JSON, func(f *files.Draft) error { return encode(f) }); err != nil {
-		return fmt.Errorf("%s: %w", terminal.Name(o.JSON), err)
-	}
-	return nil
+	return writeFile("--json", o.JSON, encode)
 }
 
 // chooseRows chooses the strategy of every row as for a training run of that length. All rows get the same backend: the
@@ -204,7 +210,7 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 	if err != nil {
 		return err
 	}
-	task.Remedies, s.Layouts, s.Algorithms = nil, nil, nil
+	s.Layouts, s.Algorithms = nil, nil
 	for i, a := range answers {
 		s.Rows[i].Strategy, s.Backend = a.Strategy, a.Backend
 		if l := string(a.Layout); !slices.Contains(s.Layouts, l) {
@@ -216,13 +222,10 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 		if a.Algorithm == "allgather" && len(a.Ranked) > 0 {
 			s.Rows[i].Gather = a.When()
 		}
-		task.Remedies = append(task.Remedies, a.Choice.Kinds()...)
 	}
 	if len(answers) == 1 {
 		s.Predicted = answers[0].Ranked
 	}
-	slices.Sort(task.Remedies)
-	task.Remedies = slices.Compact(task.Remedies)
 	return nil
 }
 
@@ -237,10 +240,12 @@ func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.Attenti
 	for i, w := range s.Rows {
 		a, _, err := o.strategy(task.Machine, plan.Question{
 			Attentions: []backend.Request{{
-				Strategy: w.Strategy, Of: fmt.Sprintf("%d tokens, %s, %s", w.Seq, w.Layout, w.Algorithm), DType: dtype,
-				Batch: 1, SeqQ: w.Seq, SeqKV: w.Seq, Heads: s.Heads, KVHeads: s.KVHeads,
-				HeadDim: s.HeadDim, HeadDimV: s.HeadDim, Causal: s.Causal, Window: s.Window, Documents: docs != nil,
-				Training: true, Deterministic: s.Deterministic, Ranks: ranks,
+				Strategy: w.Strategy, Of: fmt.Sprintf("%d tokens, %s, %s", w.Seq, w.Layout, w.Algorithm),
+				Params: backends.Params{
+					DType: dtype, Batch: 1, SeqQ: w.Seq, SeqKV: w.Seq, Heads: s.Heads, KVHeads: s.KVHeads,
+					HeadDim: s.HeadDim, HeadDimV: s.HeadDim, Causal: s.Causal, WindowLeft: s.Window, WindowRight: -1,
+					Documents: docs != nil, Training: true, Deterministic: s.Deterministic, ContextSize: ranks,
+				},
 			}},
 			Requested: asked[i].Strategy, Docs: docs, Ranks: ranks, PerHost: ranks,
 		})
@@ -276,8 +281,8 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	if err != nil {
 		return 0, err
 	}
-	if err := o.checkOutputs(); err != nil {
-		return 0, &InputError{err}
+	if err := checkReport(o.JSON); err != nil {
+		return 0, err
 	}
 	work, err := newScratch("cprun-bench-")
 	if err != nil {
@@ -391,14 +396,10 @@ func move(from, to string) error {
 		return fmt.Errorf("--trace: %w", err)
 	}
 	defer src.Close()
-	err = files.WriteTo(to, func(f *files.Draft) error {
-		_, err := io.Copy(f, src)
+	return writeFile("--trace", to, func(w io.Writer) error {
+		_, err := io.Copy(w, src)
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("--trace: %w", err)
-	}
-	return nil
 }
 
 // Calibrate measures this machine's cost table, prints and stores it, and returns the exit status.
@@ -407,8 +408,8 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := o.checkOutputs(); err != nil {
-		return 0, &InputError{err}
+	if err := checkReport(o.JSON); err != nil {
+		return 0, err
 	}
 	numbers := []int{most}
 	if device == "cpu" && o.NProc == "auto" {
@@ -478,16 +479,17 @@ func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.Calibr
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	choice, err := backend.Select(o.machine, 0, backend.Request{
+	_, err = backend.Select(o.machine, 0, backend.Request{
 		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: s.Backend},
-		Of:       "calibration", DType: dtype, Batch: 1, SeqQ: s.Sizes[0], SeqKV: s.Sizes[0],
-		Heads: s.Heads, KVHeads: s.KVHeads,
-		HeadDim: s.Dims[0], HeadDimV: s.Dims[0], Causal: true, Window: -1, Training: true, Ranks: 1,
+		Of:       "calibration",
+		Params: backends.Params{
+			DType: dtype, Batch: 1, SeqQ: s.Sizes[0], SeqKV: s.Sizes[0], Heads: s.Heads, KVHeads: s.KVHeads,
+			HeadDim: s.Dims[0], HeadDimV: s.Dims[0], Causal: true, WindowLeft: -1, Training: true,
+		},
 	})
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	task.Remedies = choice.Kinds()
 	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, func(string) any { return task },
 		func(out *progress.Printer, e launch.Event) {
 			var row job.BenchRow

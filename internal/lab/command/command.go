@@ -191,6 +191,36 @@ func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, note
 	return res, nil
 }
 
+// report does what runWorkers does, prints notices and output, and decodes the report of rank 0 into to; nil: there is
+// none.
+func (o *Options) report(ctx context.Context, role job.Role, ranks int, notes []string, task func(dir string) any,
+	to any) (launch.Result, error) {
+	var data []byte
+	var wrote error
+	res, err := o.runWorkers(ctx, role, ranks, notes, task, func(out *progress.Printer, e launch.Event) {
+		var text string
+		switch {
+		case e.Kind == job.EventReport:
+			data = e.Data
+		case e.Kind == job.EventNotice && json.Unmarshal(e.Data, &text) == nil:
+			out.Note(text)
+		case e.Kind == job.EventOutput && json.Unmarshal(e.Data, &text) == nil && wrote == nil:
+			_, wrote = io.WriteString(o.Stdout, text)
+		}
+	})
+	switch {
+	case err != nil || res.ExitCode != launch.ExitDone:
+		return res, errors.Join(err, res.Err)
+	case wrote != nil:
+		return res, fmt.Errorf("stdout: %w", wrote)
+	case to != nil:
+		if err = json.Unmarshal(data, to); err != nil {
+			err = fmt.Errorf("rank 0's report: %w", err)
+		}
+	}
+	return res, err
+}
+
 func printJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(terminal.JSON(w))
 	enc.SetIndent("", "  ")

@@ -53,12 +53,9 @@ func (o *Options) known(m machine.Machine) func(ranks, perHost int) planner.Cost
 		if m.IsCPU() && m.Assumed || table().Table == nil || !table().Exact { // an assumed CPU is no particular one
 			return nil
 		}
-		return table().Table.For(jobOf(m, ranks, perHost))
+		return table().Table.For(cost.Job{Ranks: ranks, PerHost: perHost, Cores: coresOf(m), Link: float64(m.Link),
+			Net: float64(m.Net)})
 	}
-}
-
-func jobOf(m machine.Machine, ranks, perHost int) cost.Job {
-	return cost.Job{Ranks: ranks, PerHost: perHost, Cores: coresOf(m), Link: float64(m.Link), Net: float64(m.Net)}
 }
 
 // coresOf returns the cores shared by the ranks of a host, or 0 on GPUs.

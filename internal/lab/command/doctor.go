@@ -48,8 +48,15 @@ const maxSet = 10
 // adds unset variables and rejected backends. The status is 1 if there is a problem.
 func Doctor(w io.Writer, verbose bool) (int, error) {
 	gpus, machine := gpus()
-	findings := slices.Concat([]finding{cores(), memory()}, gpus, []finding{exchanges(), openFiles(), processes(),
-		temp(), tokenCache()})
+	findings := slices.Concat([]finding{cores(), memory()}, gpus, []finding{
+		exchanges(),
+		limit("open files", unix.RLIMIT_NOFILE, func(l unix.Rlimit) uint64 { return l.Max }, "",
+			"-Hn %d, or nofile in /etc/security/limits.conf"),
+		limit("processes", unix.RLIMIT_NPROC, func(l unix.Rlimit) uint64 { return l.Cur },
+			" of this user, threads included", "-u %d"),
+		temp(),
+		tokenCache(),
+	})
 	var b strings.Builder
 	if err := attentionReport(&b, machine, verbose); err != nil {
 		findings = append(findings, finding{what: "attention", value: err.Error(), fix: "correct the variable"})
@@ -96,10 +103,7 @@ func Doctor(w io.Writer, verbose bool) (int, error) {
 }
 
 func counted(names []string, what string) string {
-	if len(names) > 1 {
-		what += "s"
-	}
-	return fmt.Sprintf("%d %s: %s", len(names), what, strings.Join(names, ", "))
+	return readable.Counted(len(names), what) + ": " + strings.Join(names, ", ")
 }
 
 func variables(b *strings.Builder, verbose bool) {
@@ -158,16 +162,6 @@ func exchanges() finding {
 // enoughFiles covers the sockets between ranks, logs and data files.
 const enoughFiles = 1024
 
-func openFiles() finding {
-	return limit("open files", unix.RLIMIT_NOFILE, func(l unix.Rlimit) uint64 { return l.Max }, "",
-		"-Hn %d, or nofile in /etc/security/limits.conf")
-}
-
-func processes() finding {
-	return limit("processes", unix.RLIMIT_NPROC, func(l unix.Rlimit) uint64 { return l.Cur },
-		" of this user, threads included", "-u %d")
-}
-
 func limit(what string, resource int, of func(unix.Rlimit) uint64, unit, flag string) finding {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(resource, &l); err != nil {
@@ -222,8 +216,10 @@ func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	}
 	r := backend.Request{
 		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto},
-		DType:    tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8,
-		HeadDim: 128, HeadDimV: 128, Causal: true, Window: -1, Training: true, Ranks: 8,
+		Params: backends.Params{
+			DType: tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8,
+			HeadDim: 128, HeadDimV: 128, Causal: true, WindowLeft: -1, Training: true, ContextSize: 8,
+		},
 	}
 	if m.IsCPU() {
 		r.DType = tensor.F32 // the type of a CPU

@@ -2,10 +2,8 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -17,7 +15,6 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/run/job"
@@ -65,36 +62,16 @@ func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
 	}
 	task.Config = string(cfg.YAML())
 	task.LogProbs = o.LogProbs != ""
-	var report []byte
-	var wrote error
-	res, err := o.runWorkers(ctx, job.RoleEval, ranks, note, func(dir string) any {
+	var report any = &e.Evaluation
+	if task.LogProbs {
+		report = nil
+	}
+	res, err := o.report(ctx, job.RoleEval, ranks, note, func(dir string) any {
 		task.RunDir = dir
 		return task
-	}, func(out *progress.Printer, e launch.Event) {
-		var text string
-		switch {
-		case e.Kind == job.EventReport:
-			report = e.Data
-		case e.Kind == job.EventNotice && json.Unmarshal(e.Data, &text) == nil:
-			out.Note(text)
-		case e.Kind == job.EventOutput && json.Unmarshal(e.Data, &text) == nil && wrote == nil:
-			_, wrote = io.WriteString(o.Stdout, text)
-		}
-	})
-	if err != nil {
-		return 0, err
-	}
-	if res.ExitCode != launch.ExitDone {
-		return res.ExitCode, res.Err
-	}
-	if task.LogProbs {
-		if wrote != nil {
-			return launch.ExitFailed, fmt.Errorf("stdout: %w", wrote)
-		}
-		return 0, nil
-	}
-	if err := json.Unmarshal(report, &e.Evaluation); err != nil {
-		return launch.ExitFailed, fmt.Errorf("rank 0's report: %w", err)
+	}, report)
+	if err != nil || res.ExitCode != launch.ExitDone || task.LogProbs {
+		return res.ExitCode, err
 	}
 	e.Perplexity = train.Float(math.Exp(float64(e.Loss)))
 	return 0, o.write(&e)
@@ -181,7 +158,6 @@ func (o *EvalOptions) prepare(
 	if err != nil {
 		return nil, nil, err
 	}
-	task.Remedies = choice.Kinds()
 	if _, err := plan.Fit(cfg, ranks, o.machine); err != nil {
 		return nil, nil, &InputError{err}
 	}
@@ -216,14 +192,12 @@ func (o *EvalOptions) base(
 	if isModel(path, o.Step) {
 		set = []string{"model.from=" + path}
 	} else {
-		c, reasons, err := checkpointOf(ctx, path, o.Step)
+		c, skipped, err := checkpointOf(ctx, path, o.Step)
 		if err != nil {
 			return "", "", nil, err
 		}
 		defer c.Close()
-		for _, r := range reasons {
-			*notes = append(*notes, passed(r))
-		}
+		*notes = append(*notes, skipped...)
 		if task.From, err = filepath.Abs(c.Dir); err != nil {
 			return "", "", nil, err
 		}
@@ -246,11 +220,11 @@ func isModel(path string, step int64) bool {
 
 // checkpointOf works like ofStep, for commands that also take a Hugging Face directory.
 func checkpointOf(ctx context.Context, path string, step int64) (*checkpoint.Checkpoint, []string, error) {
-	c, reasons, err := ofStep(ctx, path, step)
+	c, skipped, err := ofStep(ctx, path, step)
 	if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {
 		err = inputf("%w; name a run directory, a checkpoint, or a Hugging Face directory with config.json", err)
 	}
-	return c, reasons, err
+	return c, skipped, err
 }
 
 func (o *EvalOptions) write(e *evaluation) error {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -47,35 +48,24 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	if _, ok := exportTypes[o.DType]; !ok && o.DType != "auto" {
 		return 0, inputf("--dtype %q: want fp32, bf16, fp16 or auto", o.DType)
 	}
-	c, reasons, err := ofStep(ctx, run, o.Step)
+	c, skipped, err := ofStep(ctx, run, o.Step)
 	if err != nil {
 		return 0, err
 	}
 	defer c.Close()
-	for _, r := range reasons {
-		fmt.Fprintln(o.Stdout, passed(r))
+	for _, line := range skipped {
+		fmt.Fprintln(o.Stdout, line)
 	}
-	cfg, err := checkpointConfig(c)
-	if err != nil {
-		return 0, &InputError{err}
-	}
-	dtype := o.element(cfg)
-	if err := c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config))); err != nil {
-		return 0, &InputError{err}
-	}
-	lora := cfg.Model.Tuning.LoRA != nil
-	if o.Merge && !lora {
-		return 0, inputf("--merge: the run has no adapters; leave it out")
-	}
-	initial, err := train.NewInitial(cfg, true)
+	cfg, initial, err := savedModel(ctx, c)
 	if err != nil {
 		return 0, &InputError{err}
 	}
 	defer initial.Close()
-	if err := initial.Matches(ctx, c); err != nil {
-		return 0, &InputError{err}
+	lora := cfg.Model.Tuning.LoRA != nil
+	if o.Merge && !lora {
+		return 0, inputf("--merge: the run has no adapters; leave it out")
 	}
-	read := initial.Saved(ctx, c, o.Merge)
+	dtype, read := o.element(cfg), initial.Saved(ctx, c, o.Merge)
 	if lora && !o.Merge {
 		return 0, o.adapter(cfg, c, read)
 	}
@@ -123,8 +113,9 @@ func (o *ExportOptions) adapter(cfg *config.Config, c *checkpoint.Checkpoint,
 	return nil
 }
 
-func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoint, reasons []string, err error) {
-	path := run
+// ofStep opens the checkpoint of a step of a run; 0: the newest. skipped has lines on damaged newer ones.
+func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoint, skipped []string, err error) {
+	path, reasons := run, []string(nil)
 	if step > 0 {
 		path, err = checkpoint.OfStep(run, step)
 	}
@@ -137,7 +128,7 @@ func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoi
 		}
 		return nil, nil, inputf("%w%s", err, because(reasons))
 	}
-	return c, reasons, nil
+	return c, allSkipped(reasons), nil
 }
 
 // ofBytes reports whether a model was trained from new weights on the bytes of text.
@@ -172,6 +163,25 @@ func exported(cfg *config.Config) *hf.Config {
 		c.TokenIDs = ids
 	}
 	return &c
+}
+
+// savedModel opens the model of a checkpoint: its config, and the weights that training began from.
+func savedModel(ctx context.Context, c *checkpoint.Checkpoint) (*config.Config, *train.Initial, error) {
+	cfg, err := checkpointConfig(c)
+	if err == nil {
+		err = c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config)))
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	initial, err := train.NewInitial(cfg, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := initial.Matches(ctx, c); err != nil {
+		return nil, nil, errors.Join(err, initial.Close())
+	}
+	return cfg, initial, nil
 }
 
 // checkpointConfig returns the config of a checkpoint. It does not look for the data.

@@ -20,6 +20,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/data"
@@ -27,7 +28,6 @@ import (
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/tokenizer"
 	"github.com/cprun/cprun/internal/run/generate"
-	"github.com/cprun/cprun/internal/run/train"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
@@ -242,10 +242,12 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 	for l := range w.cfg.NumHiddenLayers {
 		q.Attentions = append(q.Attentions, backend.Request{
 			Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring"},
-			DType:    tensor.F32, Batch: 1, SeqQ: tokens, SeqKV: tokens,
-			Heads: w.cfg.NumAttentionHeads, KVHeads: w.cfg.NumKeyValueHeads,
-			HeadDim: w.cfg.HeadDim, HeadDimV: w.cfg.HeadDim, Causal: true, Window: w.cfg.Window(l), Ranks: 1,
-			Softcap: w.cfg.AttnLogitSoftcapping > 0,
+			Params: backends.Params{
+				DType: tensor.F32, Batch: 1, SeqQ: tokens, SeqKV: tokens,
+				Heads: w.cfg.NumAttentionHeads, KVHeads: w.cfg.NumKeyValueHeads,
+				HeadDim: w.cfg.HeadDim, HeadDimV: w.cfg.HeadDim, Causal: true, WindowLeft: w.cfg.Window(l),
+				Softcap: w.cfg.AttnLogitSoftcapping > 0,
+			},
 		})
 	}
 	answer, _, err := (&Options{Stderr: os.Stderr}).strategy(m, q)
@@ -253,7 +255,7 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 		return nil, nil, err
 	}
 	d, err := device.CUDA(device.CUDAOptions{
-		Backend: answer.Backend, Remedies: answer.Choice.Kinds(), Compute: tensor.F32, Machine: m,
+		Backend: answer.Backend, Compute: tensor.F32, Machine: m,
 		HeadDim: w.cfg.HeadDim, Note: o.note,
 	})
 	return &d, d.Close, err
@@ -350,7 +352,7 @@ func sourceOfModel(path string) (*source, error) {
 }
 
 func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) {
-	c, reasons, err := checkpointOf(ctx, path, step)
+	c, skipped, err := checkpointOf(ctx, path, step)
 	if err != nil {
 		return nil, err
 	}
@@ -359,9 +361,7 @@ func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) 
 		c.Close()
 		return nil, &InputError{err}
 	}
-	for _, r := range reasons {
-		w.notes = append(w.notes, passed(r))
-	}
+	w.notes = skipped
 	return w, nil
 }
 
@@ -378,19 +378,9 @@ func (c closers) Close() error {
 }
 
 func sourceOf(ctx context.Context, c *checkpoint.Checkpoint) (*source, error) {
-	cfg, err := checkpointConfig(c)
+	cfg, initial, err := savedModel(ctx, c)
 	if err != nil {
 		return nil, err
-	}
-	if err := c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config))); err != nil {
-		return nil, err
-	}
-	initial, err := train.NewInitial(cfg, true)
-	if err != nil {
-		return nil, err
-	}
-	if err := initial.Matches(ctx, c); err != nil {
-		return nil, errors.Join(err, initial.Close())
 	}
 	w := &source{what: terminal.Name(c.Dir), cfg: exported(cfg), tokenizer: tokenizerOf(cfg),
 		template: cfg.Data.ChatTemplate, from: closers{c, initial}}
@@ -438,14 +428,12 @@ func (p *printing) all(
 	if err := p.write([]byte(before)); err != nil {
 		return generate.Report{}, err
 	}
-	rep, err := m.Write(ctx, req, p.token)
+	rep, err := m.Write(ctx, req, func(id int32) error { return p.write(p.decoder.Append(p.buf[:0], id)) })
 	if err == nil {
 		err = p.end()
 	}
 	return rep, err
 }
-
-func (p *printing) token(id int32) error { return p.write(p.decoder.Append(p.buf[:0], id)) }
 
 func (p *printing) end() error {
 	err := p.write(p.decoder.Flush(p.buf[:0]))

@@ -125,15 +125,10 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	spec := launch.Job{
 		NProc: t.workers, Device: t.firstDevice, Interface: interfaceOf(t.addr),
 		Argv:   []string{"worker", string(job.RoleTrain)},
-		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Membership: membership, OnStart: t.open,
-		Patient: t.at.SlurmJob != "", Signals: signals,
+		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Patient: t.at.SlurmJob != "",
+		Membership: &runMembership{membership, t}, Signals: signals,
 	}
-	live := startStatus(&spec, t.at.MaxAgents, func() (string, *os.Root) {
-		if t.leads {
-			return t.runID, t.lead.logs
-		}
-		return t.runID, t.logs
-	})
+	live := startStatus(&spec, t.at.MaxAgents)
 	res := launch.Run(t.ctx, spec)
 	if input := (*InputError)(nil); errors.As(res.Err, &input) {
 		res.ExitCode = launch.ExitInput
@@ -180,7 +175,7 @@ func (t *multiNode) join() (*cluster.Membership, error) {
 		Job: t.at.Job, Key: t.secret, Program: t.Version, Inputs: inputs,
 		NodeRank: t.at.Rank, Min: t.at.MinAgents, Max: t.at.MaxAgents, NProc: t.workers,
 		Host: t.at.Node, HostID: id, Listen: t.addr.String(), Meets: t.at.Rank == 0, Seeds: []string{t.meeting},
-		MaxRestarts: t.MaxRestarts, Prepare: t.prepare, Claim: claim, Log: t.note,
+		MaxRestarts: t.MaxRestarts, RunDir: t, Log: t.note,
 	}
 	if t.at.Rank <= 0 { // this may be the node of the rendezvous
 		_, port, err := net.SplitHostPort(t.at.Rendezvous)
@@ -224,8 +219,8 @@ func hostID() (string, error) {
 	return id, nil
 }
 
-// prepare prepares the run directory for a start, and returns the payload of the workers. Only the leader calls it.
-func (t *multiNode) prepare(ctx context.Context, w cluster.Assignment) ([]byte, error) {
+// Prepare prepares the run directory for a start, and returns the payload of the workers.
+func (t *multiNode) Prepare(ctx context.Context, w cluster.Assignment) ([]byte, error) {
 	t.close()
 	o := *t.TrainOptions
 	ids := map[string]bool{}
@@ -258,8 +253,8 @@ func (t *multiNode) prepare(ctx context.Context, w cluster.Assignment) ([]byte, 
 	return payload(t.lead.task), nil
 }
 
-// claim records a decision of the agents as a start of the run, whose task is in payload. A newer job ends this one.
-func claim(ctx context.Context, payload []byte, number int, decision []byte) (newest []byte, err error) {
+// Claim records a decision of the agents as a start of the run, whose task is in payload. A newer job ends this one.
+func (*multiNode) Claim(ctx context.Context, payload []byte, number int, decision []byte) (newest []byte, err error) {
 	var task job.Train
 	if err := json.Unmarshal(payload, &task); err != nil {
 		return nil, fmt.Errorf("task of the workers: %w", err)
@@ -275,6 +270,20 @@ func claim(ctx context.Context, payload []byte, number int, decision []byte) (ne
 		err = &launch.Over{Result: launch.Result{ExitCode: launch.ExitFailed}, Why: err.Error()}
 	}
 	return newest, err
+}
+
+// A runMembership is a membership whose starts have a run directory.
+type runMembership struct {
+	*cluster.Membership
+	run *multiNode
+}
+
+func (m *runMembership) Next(ctx context.Context) (launch.Start, error) {
+	s, err := m.Membership.Next(ctx)
+	if err == nil {
+		err = m.run.open(&s)
+	}
+	return s, err
 }
 
 // open opens the leader's run directory for this agent's workers.

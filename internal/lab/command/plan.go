@@ -17,6 +17,7 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/train"
 	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/ring"
 )
 
 // PlanOptions are the flags of `cprun plan`.
@@ -99,12 +100,7 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 	if d == nil {
 		return nil
 	}
-	count := func(n int64, what string) string {
-		if n != 1 {
-			what += "s"
-		}
-		return readable.Count(n) + " " + what
-	}
+	count := readable.Counted[int64]
 	documents := "documents not counted yet"
 	if d.Documents != nil {
 		documents = count(*d.Documents, "document")
@@ -149,6 +145,9 @@ func unread(keys []string) string {
 // maxPlanned bounds the ranks that share a sequence: the plan lists a hop for every pair of them.
 const maxPlanned = 1024
 
+// maxExchanged bounds the ranks that exchange heads: each of them exchanges with every other in every layer.
+const maxExchanged = 256
+
 // loadPlanned loads a config for a plan. It refuses more than maxPlanned ranks before the slow choice of a strategy.
 func loadPlanned(path string, o config.Options) (*config.Config, error) {
 	decide := o.Decide
@@ -160,6 +159,10 @@ func loadPlanned(path string, o config.Options) (*config.Config, error) {
 	if n := cfg.Parallel.Context; n > maxPlanned {
 		return nil, cfg.Fault("parallel.context", fmt.Errorf("%d ranks share a sequence, and cprun plans at most %d; "+
 			"lower it, or raise parallel.data", n, maxPlanned))
+	}
+	if n := ring.UlyssesDegree(cfg.Parallel.Algorithm, cfg.Parallel.Context, cfg.Parallel.Inner); n > maxExchanged {
+		return nil, cfg.Fault("parallel.algorithm", fmt.Errorf("%d ranks exchange heads, and cprun plans at most %d; "+
+			"write hierarchical with parallel.ulysses_degree, or ring", n, maxExchanged))
 	}
 	o.Decide = decide
 	return config.Load(path, o)

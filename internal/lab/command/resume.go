@@ -90,10 +90,7 @@ func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*
 	if err != nil {
 		return nil, err
 	}
-	from := &origin{dir: dir}
-	for _, r := range passedOver {
-		from.notes = append(from.notes, passed(r))
-	}
+	from := &origin{dir: dir, notes: allSkipped(passedOver)}
 	// Without a data.seed in the config, the run keeps the checkpoint's order of samples.
 	if seed, ok := c.Manifest.Seeds["data"]; ok && seed >= 0 && seed != cfg.Data.Seed && !cfg.Given("data.seed") {
 		cfg.Data.Seed, from.reseeded = seed, true
@@ -106,7 +103,13 @@ func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*
 	return from, c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config)))
 }
 
-func passed(reason string) string { return "checkpoint skipped: " + reason }
+// allSkipped returns a line for each checkpoint that was skipped for a reason.
+func allSkipped(reasons []string) (lines []string) {
+	for _, r := range reasons {
+		lines = append(lines, "checkpoint skipped: "+r)
+	}
+	return lines
+}
 
 var (
 	// freeKeys do not change the model's results; dataKeys select the tokens of each sample.

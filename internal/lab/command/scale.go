@@ -304,12 +304,11 @@ func (s *scale) show(r *experiment.Results) error {
 	for _, a := range r.Grid {
 		all = append(all, column{a.Key, func(c *experiment.Cell) string { return sizeText(c.Values[a.Key]) }})
 	}
-	status := column{"status", func(c *experiment.Cell) string { return string(c.Status) }}
 	all = append(all,
 		column{"backend", func(c *experiment.Cell) string { return c.Backend }},
 		column{"layout", func(c *experiment.Cell) string { return c.Layout }},
 		column{"recompute", func(c *experiment.Cell) string { return c.Recompute }},
-		status,
+		column{"status", func(c *experiment.Cell) string { return string(c.Status) }},
 		column{"step s", func(c *experiment.Cell) string { return figure(c.StepSeconds) }},
 		column{"min", func(c *experiment.Cell) string { return figure(c.StepSecondsMin) }},
 		column{"max", func(c *experiment.Cell) string { return figure(c.StepSecondsMax) }},
@@ -333,25 +332,17 @@ func (s *scale) show(r *experiment.Results) error {
 			return figure(1e3 * *c.CommWaitSeconds)
 		}},
 	)
+	cells := slices.DeleteFunc(slices.Clone(r.Cells), func(c experiment.Cell) bool {
+		return c.Status == experiment.Skipped
+	})
+	t.Rows = make([][]string, len(cells))
 	for _, col := range all {
-		some := false
-		for i := range r.Cells {
-			some = some || r.Cells[i].Status != experiment.Skipped && col.of(&r.Cells[i]) != ""
-		}
-		if !some { // for example the MFU of a CPU
-			continue
+		if !slices.ContainsFunc(cells, func(c experiment.Cell) bool { return col.of(&c) != "" }) {
+			continue // for example the MFU of a CPU
 		}
 		t.Head = append(t.Head, col.head)
-		row := 0
-		for i := range r.Cells {
-			if r.Cells[i].Status == experiment.Skipped {
-				continue
-			}
-			if row == len(t.Rows) {
-				t.Rows = append(t.Rows, nil)
-			}
-			t.Rows[row] = append(t.Rows[row], terminal.Clip(terminal.Name(col.of(&r.Cells[i])), 40))
-			row++
+		for i := range cells {
+			t.Rows[i] = append(t.Rows[i], terminal.Clip(terminal.Name(col.of(&cells[i])), 40))
 		}
 	}
 	more := map[string]int{} // cells by reason

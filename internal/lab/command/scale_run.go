@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -72,9 +73,16 @@ func (s *scale) recordRefused() error {
 	return nil
 }
 
-func (s *scale) order() []int {
-	order := s.e.Order(s.cells, func(i int) float64 { return s.work[i].plan.StepSeconds * float64(s.work[i].steps) })
-	return slices.DeleteFunc(order, func(i int) bool { return !s.mine(i) })
+// order returns the indices of this task's pending cells, in the order of their predicted time.
+func (s *scale) order() (list []int) {
+	for i := range s.cells {
+		if s.cells[i].Status == experiment.Pending && s.mine(i) {
+			list = append(list, i)
+		}
+	}
+	seconds := func(i int) float64 { return s.work[i].plan.StepSeconds * float64(s.work[i].steps) }
+	slices.SortStableFunc(list, func(a, b int) int { return cmp.Compare(seconds(a), seconds(b)) })
+	return list
 }
 
 func (s *scale) has(i, round int) bool {

@@ -53,13 +53,13 @@ exec {{.Command}} --gather
 `))
 
 func (s *scale) submit() (int, error) {
-	left := s.e.Order(s.cells, func(int) float64 { return 0 })
+	left := s.order()
 	if len(left) == 0 {
 		return s.finish()
 	}
 	shares := make([][]string, min(maxTasks, len(left)))
 	nodes := 1
-	for k, i := range left { // in turn, so that the first results cover the grid
+	for k, i := range left { // in turn, so that every share has cells of each kind
 		shares[k%len(shares)] = append(shares[k%len(shares)], s.cells[i].ID)
 		if n, ok := s.cells[i].Number("nnodes"); ok {
 			nodes = max(nodes, int(n))

@@ -44,9 +44,8 @@ type statusWriter struct {
 	logs *os.Root    // guarded by mu; nil until the first start
 }
 
-// startStatus starts a statusWriter for a job of at most the given nodes. At each start of the workers it calls where
-// for the run's id and its log directory, which the caller closes.
-func startStatus(job *launch.Job, nodes int, where func() (runID string, logs *os.Root)) *statusWriter {
+// startStatus starts a statusWriter for a job of at most the given nodes.
+func startStatus(job *launch.Job, nodes int) *statusWriter {
 	t := &statusWriter{every: max(statusEvery, time.Duration(nodes)*statusPerNode), wake: make(chan struct{}, 1),
 		quit: make(chan struct{}), done: make(chan struct{})}
 	host, err := os.Hostname()
@@ -55,49 +54,28 @@ func startStatus(job *launch.Job, nodes int, where func() (runID string, logs *o
 	}
 	t.node = status.Node{
 		Version: status.Version, Host: cmp.Or(job.Node, host), PID: os.Getpid(), Begun: time.Now(),
-		Every: t.every.Seconds(), State: status.Running, Ranks: job.NProc,
+		Every: t.every.Seconds(), State: status.Running, Ranks: job.NProc, RunID: job.RunID,
 	}
-	job.Watch, job.OnStatus = t.every, t.standing
-	before := job.OnStart
-	job.OnStart = func(s *launch.Start) error {
-		if before != nil {
-			if err := before(s); err != nil {
-				return err
-			}
-		}
-		t.start(s, where)
-		return nil
-	}
+	job.Watch, job.OnStatus = t.every, t.update
 	go t.run() // ended by end
 	return t
 }
 
-func (t *statusWriter) start(s *launch.Start, where func() (string, *os.Root)) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	n := &t.node
-	n.RunID, t.logs = where()
-	n.Start, n.Rows = s.Number, nil
-	n.Rank, n.FirstRank, n.WorldSize = s.Ranks.NodeRank, s.Ranks.FirstRank, s.Ranks.WorldSize
-	t.changed()
-}
-
-func (t *statusWriter) changed() {
-	select {
-	case t.wake <- struct{}{}:
-	default:
-	}
-}
-
-func (t *statusWriter) standing(all []waits.WaitState) {
+func (t *statusWriter) update(s *launch.Start, all []waits.WaitState) {
 	rows := make([]status.Row, len(all))
 	for i := range all {
 		rows[i] = status.Row{WaitState: all[i], Resident: resident(all[i].PID)}
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.node.Rows = rows
-	t.changed()
+	n := &t.node
+	n.RunID, t.logs = cmp.Or(s.RunID, n.RunID), s.Logs
+	n.Start, n.Rows = s.Number, rows
+	n.Rank, n.FirstRank, n.WorldSize = s.Ranks.NodeRank, s.Ranks.FirstRank, s.Ranks.WorldSize
+	t.mu.Unlock()
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
 }
 
 func (t *statusWriter) run() {

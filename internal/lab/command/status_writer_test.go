@@ -22,10 +22,8 @@ func TestTellerTellsOfARun(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer logs.Close()
-	refused := errors.New("refused")
-	before := error(nil)
-	job := launch.Job{NProc: 1, OnStart: func(*launch.Start) error { return before }}
-	live := startStatus(&job, 100, func() (string, *os.Root) { return "id", logs })
+	job := launch.Job{RunID: "alone", NProc: 1}
+	live := startStatus(&job, 100)
 	if want := 100 * statusPerNode; job.Watch != want {
 		t.Errorf("on 100 nodes every %v, want %v", job.Watch, want)
 	}
@@ -41,22 +39,18 @@ func TestTellerTellsOfARun(t *testing.T) {
 			}
 		}
 	}
-	if err := job.OnStart(&launch.Start{Number: 1, Ranks: launch.RankRange{NodeRank: 0, FirstRank: 0,
-		WorldSize: 3}}); err != nil {
-		t.Fatal(err)
-	}
+	start := &launch.Start{Number: 1, Ranks: launch.RankRange{NodeRank: 1, FirstRank: 2, WorldSize: 3}, Logs: logs}
+	job.OnStatus(start, nil)
 	until("a start", func(n *status.Node) bool {
-		return n.RunID == "id" && n.Start == 1 && n.WorldSize == 3 && n.State == status.Running && n.PID == os.Getpid()
+		return n.RunID == "alone" && n.Start == 1 && n.Rank == 1 && n.FirstRank == 2 && n.WorldSize == 3 &&
+			n.State == status.Running && n.PID == os.Getpid()
 	})
-	job.OnStatus([]waits.WaitState{{Rank: 0, PID: os.Getpid(), Step: 7}})
+	start.RunID = "id"
+	job.OnStatus(start, []waits.WaitState{{Rank: 0, PID: os.Getpid(), Step: 7}})
 	until("a step", func(n *status.Node) bool {
-		return len(n.Rows) == 1 && n.Rows[0].Step == 7 && n.Rows[0].Resident > 0
+		return n.RunID == "id" && len(n.Rows) == 1 && n.Rows[0].Step == 7 && n.Rows[0].Resident > 0
 	})
-	before = refused
-	if err := job.OnStart(&launch.Start{Number: 2}); err != refused {
-		t.Errorf("the caller's own OnStart: %v", err)
-	}
-	live.end(launch.Result{ExitCode: 1, Err: refused})
+	live.end(launch.Result{ExitCode: 1, Err: errors.New("refused")})
 	until("the end", func(n *status.Node) bool {
 		return n.State == status.Ended && n.ExitCode == 1 && n.Why == "refused" && n.Rows == nil
 	})

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
@@ -188,7 +189,7 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 	}
 	var live *statusWriter
 	if !o.Scratch {
-		live = startStatus(&spec, 1, func() (string, *os.Root) { return spec.RunID, b.logs })
+		live = startStatus(&spec, 1)
 	}
 	res := launch.Run(ctx, spec)
 	live.end(res)
@@ -223,24 +224,30 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	}
 	b.task = job.Train{
 		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine,
-		Remedies: r.choice.Kinds(), Generation: r.generation,
-	}
-	for _, w := range r.cfg.Warnings {
-		out.Note("warning: " + w.String())
-	}
-	if !o.NoSave {
-		out.Note("run directory " + terminal.Name(r.dir))
-	}
-	for _, line := range slices.Concat(changes, dataLines(r.data, r.cfg), r.choice.notes) {
-		out.Note(line)
+		Generation: r.generation,
 	}
 	if r.from != nil {
 		b.task.From = r.from.dir
-		for _, line := range r.from.notes {
-			out.Note(line)
-		}
 	}
+	if !o.NoSave {
+		changes = slices.Insert(changes, 0, "run directory "+terminal.Name(r.dir))
+	}
+	r.note(out, changes...)
 	return b, nil
+}
+
+// note prints the warnings of a run, some lines, and notes on its data, its choices and its checkpoint.
+func (r *ready) note(out *progress.Printer, lines ...string) {
+	for _, w := range r.cfg.Warnings {
+		out.Note("warning: " + w.String())
+	}
+	lines = slices.Concat(lines, dataLines(r.data, r.cfg), r.choice.notes)
+	if r.from != nil {
+		lines = append(lines, r.from.notes...)
+	}
+	for _, line := range lines {
+		out.Note(line)
+	}
 }
 
 func (b *begun) merge(out *progress.Printer) {
@@ -342,25 +349,18 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 	} else if own != nil {
 		r.from = own
 	}
-	for _, w := range r.cfg.Warnings {
-		out.Note("warning: " + w.String())
-	}
-	for _, line := range slices.Concat(dataLines(r.data, r.cfg), r.choice.notes) {
-		out.Note(line)
-	}
+	r.note(out)
 	begin := "random weights"
 	if r.cfg.Model.From != "" {
 		begin = "the weights of " + terminal.Name(r.cfg.Model.From)
 	}
 	if r.from != nil {
 		begin = "the checkpoint " + terminal.Name(r.from.dir)
-		for _, line := range r.from.notes {
-			out.Note(line)
-		}
 	}
 	p := &r.cfg.Parallel
-	out.Note(fmt.Sprintf("dry run ok: %d steps on %d ranks (context %d x data %d)\n  algorithm %s, layout %s, "+
+	out.Note(fmt.Sprintf("dry run ok: %s on %s (context %d x data %d)\n  algorithm %s, layout %s, "+
 		"backend %s, from %s; details: cprun plan",
-		r.cfg.Train.Steps, r.ranks, p.Context, p.Data, p.Algorithm, p.Layout, r.cfg.Parallel.Backend, begin))
+		readable.Counted(r.cfg.Train.Steps, "step"), readable.Counted(r.ranks, "rank"), p.Context, p.Data, p.Algorithm,
+		p.Layout, p.Backend, begin))
 	return 0, nil
 }

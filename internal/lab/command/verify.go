@@ -2,20 +2,18 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
+	"io"
 	"path/filepath"
 	"slices"
 	"sort"
 
 	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/lab/verify"
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/internal/run/train"
@@ -42,10 +40,8 @@ func Verify(ctx context.Context, path string, o VerifyOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if o.JSON != "" {
-		if st, err := os.Stat(filepath.Dir(o.JSON)); err != nil || !st.IsDir() {
-			return 0, inputf("--json: %s is not a directory", terminal.Name(filepath.Dir(o.JSON)))
-		}
+	if err := checkReport(o.JSON); err != nil {
+		return 0, err
 	}
 	whole := many.cfg.Data.SeqLen
 	if one, many, err = o.shorten(path, one, many); err != nil {
@@ -207,13 +203,13 @@ func (o *VerifyOptions) compare(ctx context.Context, r *verify.Report, dir *scra
 		}
 		root.Close()
 		task := job.Train{Config: string(v.cfg.YAML()), RunDir: side, Version: o.Version, Machine: o.machine,
-			Remedies: v.choice.Kinds(), Whole: whole, Leak: i == 1}
+			Whole: whole, Leak: i == 1}
 		res, found, err := o.side(ctx, task, v.ranks, notes)
 		if err != nil || res.ExitCode != launch.ExitDone {
 			if res.First != nil {
 				r.Error = res.First.Error()
 			}
-			return max(res.ExitCode, launch.ExitFailed), errors.Join(err, res.Err)
+			return max(res.ExitCode, launch.ExitFailed), err
 		}
 		if results[i], err = verify.Open(side, v.ranks, found, v.cfg.Data.SeqLen); err != nil {
 			return launch.ExitFailed, err
@@ -233,24 +229,8 @@ func (o *VerifyOptions) compare(ctx context.Context, r *verify.Report, dir *scra
 // side runs the workers of one side.
 func (o *VerifyOptions) side(ctx context.Context, task job.Train, ranks int, notes []string) (res launch.Result,
 	v train.Verified, err error) {
-	notes = append(slices.Clone(notes), fmt.Sprintf("verify: the first step on %d rank%s", ranks,
-		map[bool]string{true: "s"}[ranks > 1]))
-	var report []byte
-	res, err = o.runWorkers(ctx, job.RoleVerify, ranks, notes, func(string) any { return task },
-		func(out *progress.Printer, e launch.Event) {
-			var text string
-			switch {
-			case e.Kind == job.EventReport:
-				report = e.Data
-			case e.Kind == job.EventNotice && json.Unmarshal(e.Data, &text) == nil:
-				out.Note(text)
-			}
-		})
-	if err == nil && res.ExitCode == launch.ExitDone {
-		if err = json.Unmarshal(report, &v); err != nil {
-			err = fmt.Errorf("rank 0's report: %w", err)
-		}
-	}
+	notes = append(slices.Clone(notes), "verify: the first step on "+readable.Counted(ranks, "rank"))
+	res, err = o.report(ctx, job.RoleVerify, ranks, notes, func(string) any { return task }, &v)
 	return res, v, err
 }
 
@@ -261,12 +241,5 @@ func (o *VerifyOptions) present(r *verify.Report) error {
 			return err
 		}
 	}
-	if o.JSON == "" {
-		return nil
-	}
-	err := files.WriteTo(o.JSON, func(f *files.Draft) error { return printJSON(f, r) })
-	if err != nil {
-		return fmt.Errorf("--json %s: %w", terminal.Name(o.JSON), err)
-	}
-	return nil
+	return writeFile("--json", o.JSON, func(w io.Writer) error { return printJSON(w, r) })
 }

@@ -125,41 +125,6 @@ extra: 1
 	}
 }
 
-// The ends of an axis come first, and each further cell halves a gap.
-func TestOrderGivesAPictureEarly(t *testing.T) {
-	e := &Experiment{Grid: []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3), int64(4), int64(5), int64(6),
-		int64(7), int64(8), int64(9)}}}}
-	if got, want := e.Order(e.Cells(), func(int) float64 { return 0 }),
-		[]int{0, 8, 4, 2, 6, 1, 3, 5, 7}; !slices.Equal(got, want) {
-		t.Errorf("order %v; want %v", got, want)
-	}
-	e.Grid = []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3)}}, {"parallel.algorithm", []any{"a", "b"}}}
-	cells := e.Cells()
-	cells[1].Status = OK
-	cost := func(i int) float64 { return float64(len(cells) - i) }
-	// Both ends for every word, the cheaper one first, then the middle. Done cells are omitted.
-	if got, want := e.Order(cells, cost), []int{5, 4, 0, 3, 2}; !slices.Equal(got, want) {
-		t.Errorf("order %v; want %v", got, want)
-	}
-	// A cheap middle comes before an expensive end.
-	dear := &Experiment{Grid: []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3), int64(4), int64(5)}}}}
-	if got, want := dear.Order(dear.Cells(), func(i int) float64 { return float64(int(1) << (2 * i)) }),
-		[]int{0, 1, 2, 4, 3}; !slices.Equal(got, want) {
-		t.Errorf("order %v; want %v", got, want)
-	}
-	for n := 1; n < 40; n++ {
-		seen := map[int]int{}
-		for i := range n {
-			seen[level(i, n)]++
-		}
-		for depth, count := range seen {
-			if count > 1<<depth+1 || level(0, n) != 0 || level(n-1, n) != 0 {
-				t.Errorf("of %d values %d have level %d", n, count, depth)
-			}
-		}
-	}
-}
-
 func TestSettle(t *testing.T) {
 	cells := []Cell{{ID: "a", Status: Pending}, {ID: "b", Status: Pending}, {ID: "c", Status: Pending},
 		{ID: "d", Status: Skipped}}

@@ -1,13 +1,10 @@
 package experiment
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"math"
-	"math/bits"
 	"regexp"
 	"slices"
 	"strconv"
@@ -84,75 +81,6 @@ func (e *Experiment) Saves() bool {
 		}
 	}
 	return slices.ContainsFunc(e.Grid, func(a Axis) bool { return strings.HasPrefix(a.Key, "checkpoint.") })
-}
-
-// patience is the factor by which a coarse cell may cost more than one of the next finer level, and still run first.
-const patience = 2
-
-// Order returns the indices of pending cells, coarse before fine: the ends of all numeric axes, then their middles,
-// then the quarters, and so on. cost predicts the time of a cell in any unit. Within a level, cheap cells come first;
-// patience weighs cost against level. If any cost is 0 (unknown), only levels count.
-func (e *Experiment) Order(cells []Cell, cost func(i int) float64) []int {
-	weight := func(i, depth int) float64 { return cost(i) * math.Pow(patience, float64(depth)) }
-	for i := range cells {
-		if cells[i].Status == Pending && cost(i) == 0 {
-			weight = func(_, depth int) float64 { return float64(depth) }
-			break
-		}
-	}
-	depth := map[int]int{}
-	var order []int
-	for i := range cells {
-		if cells[i].Status != Pending {
-			continue
-		}
-		order = append(order, i)
-		rest := i
-		for k := len(e.Grid) - 1; k >= 0; k-- {
-			n := len(e.Grid[k].Values)
-			if isScale(&e.Grid[k]) {
-				depth[i] += level(rest%n, n)
-			}
-			rest /= n
-		}
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		return cmp.Or(cmp.Compare(weight(a, depth[a]), weight(b, depth[b])), cmp.Compare(depth[a], depth[b]))
-	})
-	return order
-}
-
-// isScale reports whether all values of an axis are numbers.
-func isScale(a *Axis) bool {
-	return !slices.ContainsFunc(a.Values, func(v any) bool {
-		switch v.(type) {
-		case int64, float64:
-			return false
-		}
-		return true
-	})
-}
-
-// level returns the level of value i of n: 0 for the two ends, 1 for the middle, 2 for the quarters, and so on, as in
-// van der Corput's sequence.
-func level(i, n int) int {
-	lo, hi, depth := 0, n-1, 0
-	if i == lo || i == hi {
-		return 0
-	}
-	for depth < bits.Len(uint(n)) {
-		depth++
-		mid := (lo + hi) / 2
-		switch {
-		case i == mid:
-			return depth
-		case i < mid:
-			hi = mid
-		default:
-			lo = mid
-		}
-	}
-	return depth
 }
 
 // A skipped maps the keys of a skip entry to the Text of its values.

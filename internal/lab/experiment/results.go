@@ -1,8 +1,8 @@
-// Package experiment implements the data of `cprun scale`: a grid of training runs. It reads experiment.yaml, orders
-// the cells, records finished runs, and writes results.csv and results.json. The caller runs the cells:
+// Package experiment implements the data of `cprun scale`: a grid of training runs. It reads experiment.yaml, records
+// finished runs, and writes results.csv and results.json. The caller runs the cells:
 //
 //	e, err := experiment.Load("experiment.yaml")
-//	for _, i := range e.Order(e.Cells(), cost) { ... }
+//	for _, c := range e.Cells() { ... }
 package experiment
 
 import (
@@ -169,49 +169,17 @@ func (r *Results) Encode(w io.Writer) error {
 	return enc.Encode(r)
 }
 
-var columns = []struct {
-	name string
-	of   func(c *Cell) string
-}{
-	{"backend", func(c *Cell) string { return c.Backend }},
-	{"layout", func(c *Cell) string { return c.Layout }},
-	{"recompute", func(c *Cell) string { return c.Recompute }},
-	{"status", func(c *Cell) string { return string(c.Status) }},
-	{"tokens_per_second", func(c *Cell) string { return decimal(c.TokensPerSecond) }},
-	{"tokens_per_second_per_device", func(c *Cell) string { return decimal(c.TokensPerSecondPerDevice) }},
-	{"tflops_per_device", func(c *Cell) string { return decimal(c.TFLOPsPerDevice) }},
-	{"mfu", func(c *Cell) string { return decimal(c.MFU) }},
-	{"step_seconds", func(c *Cell) string { return decimal(c.StepSeconds) }},
-	{"step_seconds_min", func(c *Cell) string { return decimal(c.StepSecondsMin) }},
-	{"step_seconds_max", func(c *Cell) string { return decimal(c.StepSecondsMax) }},
-	{"memory_bytes", func(c *Cell) string { return decimal(c.MemoryBytes) }},
-	{"planned_memory_bytes", func(c *Cell) string { return decimal(c.PlannedMemoryBytes) }},
-	{"comm_wait_seconds", func(c *Cell) string {
-		if c.CommWaitSeconds == nil {
-			return ""
-		}
-		return Text(*c.CommWaitSeconds)
-	}},
-	{"predicted_step_seconds", func(c *Cell) string { return decimal(c.PredictedStepSeconds) }},
-	{"error", func(c *Cell) string { return c.Error }},
-}
-
-// decimal formats a number for pandas and spreadsheets; "" for 0, which means unknown.
-func decimal[T float64 | int64](x T) string {
-	if x == 0 {
-		return ""
-	}
-	return Text(x)
+// columns are the fields of a Cell in results.csv, after the keys of the grid.
+var columns = []string{
+	"backend", "layout", "recompute", "status", "tokens_per_second", "tokens_per_second_per_device",
+	"tflops_per_device", "mfu", "step_seconds", "step_seconds_min", "step_seconds_max", "memory_bytes",
+	"planned_memory_bytes", "comm_wait_seconds", "predicted_step_seconds", "error",
 }
 
 // WriteCSV writes results.csv: a line for each cell that is not skipped, in the order of the grid.
 func (r *Results) WriteCSV(w io.Writer) error {
 	out := csv.NewWriter(w)
-	head := keysOf(r.Grid)
-	for _, c := range columns {
-		head = append(head, c.name)
-	}
-	out.Write(head) // Flush returns all errors
+	out.Write(append(keysOf(r.Grid), columns...)) // Flush returns all errors
 	for i := range r.Cells {
 		cell := &r.Cells[i]
 		if cell.Status == Skipped {
@@ -221,8 +189,14 @@ func (r *Results) WriteCSV(w io.Writer) error {
 		for _, a := range r.Grid {
 			row = append(row, cell.Text(a.Key))
 		}
-		for _, c := range columns {
-			row = append(row, c.of(cell))
+		var fields map[string]any
+		if text, err := json.Marshal(cell); err != nil {
+			return err
+		} else if err = json.Unmarshal(text, &fields); err != nil {
+			return err
+		}
+		for _, name := range columns {
+			row = append(row, Text(fields[name]))
 		}
 		out.Write(row)
 	}

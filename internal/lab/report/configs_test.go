@@ -71,7 +71,7 @@ func TestConfigsAreBounded(t *testing.T) {
 	for i := range 10 * maxKeys {
 		section[fmt.Sprintf("key%d%s", i, strings.Repeat("x", i%2*maxSetting))] = "v" // every second is too long
 	}
-	in.Runs[0].Plan.Config = map[string]map[string]any{"many": section}
+	in.Runs[0].Plan.Config = map[string]any{"many": section}
 	s := in.Runs[0].Plan.settings()
 	if len(s) != maxKeys || s["many.deep.er.x"] != "1" {
 		t.Errorf("%d keys, want %d; a key of a section inside is %q", len(s), maxKeys, s["many.deep.er.x"])

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/foresee/plan"
 )
 
 const (
@@ -44,24 +45,25 @@ func (r *Run) tileMap() *figure {
 	for _, rank := range part.PerRank {
 		for _, s := range rank.Spans {
 			if s.Stride > 1 {
-				end = min(end, s.Stride*stripes)
+				end = min(end, float64(s.Stride)*stripes)
 				cut = fmt.Sprintf(" The first %s tokens are drawn; the pattern repeats.", readable.Number(end))
 			}
 		}
 	}
-	words := map[string]int{}
+	words, ranks := map[string]int{}, []int(nil)
 	for row, rank := range part.PerRank {
 		if row == maxRanks {
 			cut += fmt.Sprintf(" The first %d ranks are drawn.", maxRanks)
 			break
 		}
+		ranks = append(ranks, rank.Rank)
 		for _, s := range rank.Spans {
 			n, long := s.Len, 1.0
 			if s.Stride <= 1 {
-				n, long = 1, s.Len
+				n, long = 1, float64(s.Len)
 			}
-			for k := range int(min(n, stripes+1)) {
-				at := s.Start + float64(k)*s.Stride
+			for k := range min(n, stripes+1) {
+				at := float64(s.Start) + float64(k)*float64(s.Stride)
 				if at >= end || len(tokens.X) == maxRects {
 					break
 				}
@@ -82,16 +84,8 @@ func (r *Run) tileMap() *figure {
 	return &figure{Title: "Tile map of " + part.Layout + r.suffix, Kind: "rects", Section: layouts, Caption: caption +
 		cut,
 		Views: []view{{Name: "tokens", X: axis{Name: "position in the sequence", Kind: "tokens"},
-			Y:      axis{Name: "rank", Kind: "text", Text: rankNames(part.PerRank)},
+			Y:      axis{Name: "rank", Kind: "text", Text: nameRanks(ranks)},
 			Panels: []panel{{Series: []series{tokens}}}}}}
-}
-
-func rankNames(parts []rankPart) []string {
-	var ranks []int
-	for _, p := range parts[:min(len(parts), maxRanks)] {
-		ranks = append(ranks, p.Rank)
-	}
-	return nameRanks(ranks)
 }
 
 func (r *Run) hops() *figure {
@@ -116,7 +110,7 @@ func (r *Run) hops() *figure {
 				}
 				columns = append(columns, name)
 			}
-			pairs[[2]int{i, k}], sent[[2]int{i, k}] = hop.Pairs, hop.SendBytes
+			pairs[[2]int{i, k}], sent[[2]int{i, k}] = float64(hop.Pairs), float64(hop.SendBytes)
 		}
 	}
 	if len(ranks) > 1 {
@@ -135,19 +129,23 @@ func (r *Run) packedWork() *figure {
 	parts := packed.PerRank
 	if len(parts) > maxRanks { // the ranks with most work decide the step time
 		parts = slices.Clone(parts)
-		slices.SortStableFunc(parts, func(a, b rankPart) int { return int(b.Pairs - a.Pairs) })
+		slices.SortStableFunc(parts, func(a, b plan.PackedPart) int { return cmp.Compare(b.Pairs, a.Pairs) })
 		parts = parts[:maxRanks]
 	}
 	f.Caption = fmt.Sprintf("The first sample of the data: %d documents. Visible (query, key) pairs, tokens and sent "+
 		"bytes of each rank over the mean of the ranks; the slowest has %.3f times the mean's pairs.",
 		len(packed.Documents), packed.Imbalance)
+	var ranks []int
+	for _, p := range parts {
+		ranks = append(ranks, p.Rank)
+	}
 	for i, m := range []struct {
 		name  string
-		value func(rankPart) float64
+		value func(plan.PackedPart) float64
 	}{
-		{"pairs", func(p rankPart) float64 { return p.Pairs }},
-		{"tokens", func(p rankPart) float64 { return p.Tokens }},
-		{"bytes sent", func(p rankPart) float64 { return p.SendBytes }},
+		{"pairs", func(p plan.PackedPart) float64 { return float64(p.Pairs) }},
+		{"tokens", func(p plan.PackedPart) float64 { return float64(p.Tokens) }},
+		{"bytes sent", func(p plan.PackedPart) float64 { return float64(p.SendBytes) }},
 	} {
 		mean := 0.0
 		for _, p := range packed.PerRank {
@@ -160,7 +158,7 @@ func (r *Run) packedWork() *figure {
 		for k, p := range parts {
 			bar.add(float64(k), m.value(p)/mean)
 		}
-		f.Views = append(f.Views, view{Name: m.name, X: axis{Name: "rank", Kind: "text", Text: rankNames(parts)},
+		f.Views = append(f.Views, view{Name: m.name, X: axis{Name: "rank", Kind: "text", Text: nameRanks(ranks)},
 			Y: axis{Name: m.name + " over the mean", Zero: true},
 			Panels: []panel{{Series: []series{bar, {Name: "mean", Kind: "ideal", X: []number{0, number(len(parts) - 1)},
 				Y: []number{1, 1}}}}}})

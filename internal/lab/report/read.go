@@ -3,6 +3,7 @@ package report
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/lab/experiment"
 	"github.com/cprun/cprun/internal/model/metrics"
 )
@@ -207,66 +209,8 @@ func (r *Run) readTrace(root *os.Root) error {
 	})
 }
 
-// Plan has the fields of a plan.json that the page shows; internal/foresee/plan writes and explains them: Config,
-// Machine, Partition, Packed, Hops, Attention, Communication and Estimate.
-type Plan struct {
-	Config  map[string]map[string]any `json:"config"`
-	Machine string                    `json:"machine"`
-	// Data counts the training data; nil in plans of older versions, or if the files were absent.
-	Data *struct {
-		Files, Tokens, Targets, Samples float64
-		Documents                       *float64
-		Dropped                         float64 `json:"dropped_documents"`
-		Steps                           float64 `json:"steps_per_epoch"`
-	} `json:"data"`
-	Partition struct {
-		Ranks, Context, Data int
-		Layout               string
-		SeqLen               int        `json:"seq_len"`
-		Document             bool       `json:"documents"`
-		PerRank              []rankPart `json:"per_rank"`
-	} `json:"partition"`
-	Packed *struct {
-		Documents []int
-		Imbalance float64
-		PerRank   []rankPart `json:"per_rank"`
-	} `json:"packed"`
-	Hops []struct {
-		Rank int
-		Hops []struct {
-			Label     string
-			Pairs     float64
-			SendBytes float64 `json:"send_bytes"`
-		}
-	} `json:"hops"`
-	Attention     struct{ Backend string } `json:"attention"`
-	Communication struct{ Total float64 }  `json:"communication"`
-	Estimate      struct {
-		Parameters   float64
-		FLOPsPerStep float64 `json:"flops_per_step"`
-		Measured     float64 `json:"gflops_measured"` // of a rank on a CPU
-	} `json:"estimate"`
-}
-
-// A rankPart is a rank's shard of a sequence, or of a sample of packed documents.
-type rankPart struct {
-	Rank      int
-	Tokens    float64
-	Pairs     float64
-	SendBytes float64 `json:"send_bytes"`
-	Spans     spans   `json:"spans"`
-}
-
-// spans lists the positions of a rank. For packed documents the plan has only their number, which is ignored.
-type spans []struct{ Start, Len, Stride float64 }
-
-func (s *spans) UnmarshalJSON(data []byte) error {
-	if len(data) == 0 || data[0] != '[' {
-		return nil
-	}
-	type plain spans
-	return json.Unmarshal(data, (*plain)(s))
-}
+// Plan is a plan.json. Fields that an older version did not write are zero.
+type Plan struct{ plan.Plan }
 
 func readPlan(root *os.Root, name string) (*Plan, error) {
 	data, err := files.ReadIn(root, name, maxPlan)
@@ -280,7 +224,7 @@ func readPlan(root *os.Root, name string) (*Plan, error) {
 	if err := json.Unmarshal(data, &p); err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(p.Partition.PerRank, func(a, b rankPart) int { return a.Rank - b.Rank })
+	slices.SortStableFunc(p.Partition.PerRank, func(a, b plan.RankPart) int { return cmp.Compare(a.Rank, b.Rank) })
 	return &p, nil
 }
 
@@ -288,9 +232,7 @@ func (p *Plan) option(path string) string {
 	if p == nil {
 		return ""
 	}
-	section, key, _ := strings.Cut(path, ".")
-	if v := p.Config[section][key]; v != nil {
-		return experiment.Text(v)
-	}
-	return ""
+	name, key, _ := strings.Cut(path, ".")
+	section, _ := p.Config[name].(map[string]any)
+	return experiment.Text(section[key])
 }

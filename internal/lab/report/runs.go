@@ -238,15 +238,14 @@ func (r Run) data() string {
 	}
 	d, documents := r.Plan.Data, ""
 	if d.Documents != nil {
-		documents = "documents " + readable.Number(*d.Documents) + ", "
+		documents = "documents " + readable.Count(*d.Documents) + ", "
 	}
-	if d.Dropped > 0 {
-		documents += "dropped documents " + readable.Number(d.Dropped) + ", "
+	if d.DroppedDocuments > 0 {
+		documents += "dropped documents " + readable.Count(d.DroppedDocuments) + ", "
 	}
 	return fmt.Sprintf("files %s, %stokens %s, targets %s; samples %s, steps of an epoch %s",
-		readable.Number(d.Files), documents, readable.Number(d.Tokens), readable.Number(d.Targets),
-		readable.Number(d.Samples),
-		readable.Number(d.Steps))
+		readable.Count(d.Files), documents, readable.Count(d.Tokens), readable.Count(d.Targets),
+		readable.Count(d.Samples), readable.Count(d.StepsPerEpoch))
 }
 
 // headline returns the result of a run in one sentence: "Validation loss 5.60 → 1.98 in 89 s on 4 ranks, 7,800
@@ -303,7 +302,8 @@ func summary(runs []Run) *table {
 		row := []cell{{Text: r.Name, Head: true}, text(r.state())}
 		var params, ranks, seq float64
 		if p := r.Plan; p != nil {
-			params, ranks, seq = p.Estimate.Parameters, float64(p.Partition.Ranks), float64(p.Partition.SeqLen)
+			params, ranks = float64(p.Estimate.Parameters), float64(p.Partition.Ranks)
+			seq = float64(p.Partition.SeqLen)
 		}
 		row = append(row, known(params, readable.Short), known(seq, readable.Size[float64]),
 			known(ranks, readable.Number), text(r.Plan.attention()))
@@ -378,15 +378,13 @@ func (p *Plan) settings() settings {
 		return nil
 	}
 	s := settings{}
-	for _, section := range slices.Sorted(maps.Keys(p.Config)) {
-		s.add(section, p.Config[section])
-	}
+	s.add("", p.Config)
 	return s
 }
 
 func (s settings) add(path string, section map[string]any) {
 	for _, name := range slices.Sorted(maps.Keys(section)) {
-		key := path + "." + name
+		key := strings.TrimPrefix(path+"."+name, ".")
 		if inner, ok := section[name].(map[string]any); ok {
 			s.add(key, inner)
 		} else if len(s) < maxKeys && len(key) <= maxSetting {

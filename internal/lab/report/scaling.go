@@ -413,7 +413,7 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 		if at.flops == 0 {
 			at = roofOf(p)
 		}
-		x = p.Estimate.FLOPsPerStep / float64(p.Partition.Ranks) / p.Communication.Total
+		x = p.Estimate.FLOPsPerStep / float64(p.Partition.Ranks) / float64(p.Communication.Total)
 		low, high = min(low, x), max(high, x)
 		return x, c.TFLOPsPerDevice, nan, nan
 	})
@@ -452,7 +452,7 @@ type roof struct {
 
 var archOf = regexp.MustCompile(`(?:^|,)arch=sm(\d+)`)
 
-// roofOf returns the rates in the data sheet of a GPU, or the measured rate of matrix products of a CPU.
+// roofOf returns the rates in the data sheet of a GPU, if it is known; else none.
 func roofOf(p *Plan) roof {
 	if m := archOf.FindStringSubmatch(p.Machine); m != nil {
 		arch, _ := strconv.Atoi(m[1])
@@ -463,9 +463,6 @@ func roofOf(p *Plan) roof {
 			}
 			return r
 		}
-	}
-	if p.Estimate.Measured > 0 {
-		return roof{flops: p.Estimate.Measured * 1e9, source: "matrix products measured on this CPU, of a rank"}
 	}
 	return roof{}
 }

@@ -2,8 +2,8 @@ package top
 
 import (
 	"io"
+	"io/fs"
 	"os"
-	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -25,8 +25,9 @@ const (
 
 // Event is a line printed by a launcher.
 type Event struct {
-	At   time.Time // zero: continues the previous line
+	At   time.Time
 	Text string
+	More bool // continues the previous line, and has its time
 }
 
 var stepLine = regexp.MustCompile(`^step \d+(/\d+)?  loss `)
@@ -36,54 +37,14 @@ var startLine = regexp.MustCompile(`^--- (\S+) cprun (.*)$`)
 
 // events returns the last lines of the launchers' logs in order of time, without step lines.
 func events(logs *os.Root) []Event {
-	names, err := launcherLogs(logs)
-	if err != nil {
-		return nil
-	}
+	names, _ := fs.Glob(logs.FS(), "launcher*.log") // the pattern is right
+	names = names[:min(len(names), maxLogs)]
 	var all []Event
 	for _, name := range names {
 		all = append(all, parseLog(tail(logs, name))...)
 	}
-	if len(names) > 1 {
-		all = inOrder(all)
-	}
+	slices.SortStableFunc(all, func(a, b Event) int { return a.At.Compare(b.At) })
 	return all[max(0, len(all)-maxEvents):]
-}
-
-func launcherLogs(logs *os.Root) ([]string, error) {
-	dir, err := logs.Open(".")
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return nil, err
-	}
-	names = slices.DeleteFunc(names, func(s string) bool {
-		ok, _ := path.Match("launcher*.log", s)
-		return !ok
-	})
-	slices.Sort(names)
-	return names[:min(len(names), maxLogs)], nil
-}
-
-// inOrder sorts events by time, each with its continuation lines.
-func inOrder(all []Event) []Event {
-	type block struct{ from, to int }
-	var blocks []block
-	for i, e := range all {
-		if i == 0 || !e.At.IsZero() {
-			blocks = append(blocks, block{i, i})
-		}
-		blocks[len(blocks)-1].to = i + 1
-	}
-	slices.SortStableFunc(blocks, func(a, b block) int { return all[a.from].At.Compare(all[b.from].At) })
-	out := make([]Event, 0, len(all))
-	for _, b := range blocks {
-		out = append(out, all[b.from:b.to]...)
-	}
-	return out
 }
 
 // tail returns the end of a log, from the beginning of a line.
@@ -115,24 +76,23 @@ func tail(logs *os.Root, name string) string {
 
 // parseLog reads the complete lines of a log, without control characters.
 func parseLog(text string) (all []Event) {
+	last := time.Time{}
 	for line := range strings.Lines(text) {
 		line, ended := strings.CutSuffix(line, "\n")
 		if line = terminal.Clip(string(terminal.Line([]byte(line))), maxText); !ended || strings.TrimSpace(line) == "" {
 			continue
 		}
 		if m := startLine.FindStringSubmatch(line); m != nil {
-			if at, err := time.Parse(progress.Stamp, m[1]); err == nil {
-				all = append(all, Event{at, "started: " + m[2]})
-				continue
-			}
+			line = m[1] + " started: " + m[2]
 		}
 		stamp, rest, _ := strings.Cut(line, " ")
 		at, err := time.Parse(progress.Stamp, stamp)
-		switch {
-		case err != nil:
-			all = append(all, Event{Text: line})
-		case !stepLine.MatchString(rest):
-			all = append(all, Event{at, strings.TrimPrefix(rest, "cprun: ")})
+		if err != nil {
+			all = append(all, Event{last, line, true})
+			continue
+		}
+		if last = at; !stepLine.MatchString(rest) {
+			all = append(all, Event{at, strings.TrimPrefix(rest, "cprun: "), false})
 		}
 	}
 	return all

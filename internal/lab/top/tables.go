@@ -169,7 +169,7 @@ func (p *picture) nodes() []Line {
 	case len(p.Nodes) == 1:
 		n := &p.Nodes[0]
 		return flow("node", []item{{text: n.Host, style: Plain}, {"launcher", fmt.Sprintf("pid %d", n.PID), Plain},
-			{"", counted(n.Ranks, "rank"), Plain}}, p.w)
+			{"", readable.Counted(n.Ranks, "rank"), Plain}}, p.w)
 	}
 	if !p.State.lives() {
 		hosts := make([]string, len(p.Nodes))
@@ -191,7 +191,7 @@ func (p *picture) nodes() []Line {
 			silent = append(silent, n.Host)
 		}
 	}
-	items := []item{{text: fmt.Sprintf("%d, with %s", len(live), counted(ranks, "rank")), style: Plain}}
+	items := []item{{text: fmt.Sprintf("%d, with %s", len(live), readable.Counted(ranks, "rank")), style: Plain}}
 	if len(live) <= maxHosts {
 		items[0].text += ": " + strings.Join(live, ", ")
 	}
@@ -220,18 +220,11 @@ func (p *picture) isLive(n *status.Node) bool {
 	return at < len(p.Rows) && p.Rows[at].Rank < n.FirstRank+n.Ranks
 }
 
-func counted(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}
-
 func (p *picture) events() *list {
 	l := &list{heading: []Line{nil, {{"events", Bold}}}, last: true}
 	for _, e := range p.Events {
 		at := ""
-		if !e.At.IsZero() {
+		if !e.More {
 			at = p.clock(e.At)
 		}
 		l.rows = append(l.rows, Line{{fill(at, nameWidth, false) + "  ", Dim},

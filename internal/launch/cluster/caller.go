@@ -43,7 +43,7 @@ func (l *caller) serve(d *decision, self string, may bool) {
 		}
 		l.answer(v)
 	case l.ending && d != nil && d.Index > l.start && d.End == nil:
-		l.again(d.Tally.Retries.Done, 0)
+		l.again(d.Tally.Retries.Done)
 	case l.waiting && l.fatal != nil:
 		l.waiting = false
 		l.effects.over(l.fatal)
@@ -66,17 +66,17 @@ func (l *caller) answer(v launch.Verdict) {
 }
 
 // again answers that another start follows. Another node prints the failures.
-func (l *caller) again(restarts int, after time.Duration) {
+func (l *caller) again(restarts int) {
 	l.answer(launch.Verdict{
 		Result: launch.Result{ExitCode: launch.ExitFailed, Restarts: restarts},
-		Again:  true, After: after, ReportedElsewhere: true,
+		Again:  true, ReportedElsewhere: true,
 	})
 }
 
 // onAgain handles the leader's announcement of another start.
 func (l *caller) onAgain(a *again) {
 	if l.ending && l.start == a.Index {
-		l.again(a.Tally.Retries.Done, time.Duration(a.After))
+		l.again(a.Tally.Retries.Done)
 	} else {
 		l.abort("the other nodes have ended this start", -1)
 	}

@@ -29,7 +29,7 @@ func key(m *Member) string { return fmt.Sprintf("%s#%d", m.HostID, m.NodeRank) }
 // record counts the end of a start. cause is the key of the node with the first failed rank, or ""; lost are the keys
 // of lost nodes.
 func (t *tally) record(cause string, lost []string) {
-	if cause == "" || cause != t.Cause {
+	if cause != t.Cause {
 		t.Cause, t.InRow = cause, 0
 	}
 	if cause != "" {
@@ -111,13 +111,11 @@ func assignNodeRanks(joined []candidate, last *Assignment) []candidate {
 	})
 	taken := map[int]bool{}
 	for _, c := range all {
-		if c.NodeRank >= 0 {
-			taken[c.NodeRank] = true
-		}
+		taken[c.NodeRank] = true
 	}
 	for i := range all {
 		c := &all[i]
-		if rank, was := before[c.Name]; c.NodeRank < 0 && was && !taken[rank] {
+		if rank, was := before[c.Name]; was && !taken[rank] {
 			c.NodeRank = rank
 			taken[rank] = true
 		}

@@ -43,19 +43,31 @@ type Config struct {
 	LastCall       time.Duration // wait for further agents before fewer than Max start; 0: 10 s
 	Silence        time.Duration // an agent silent for this long is lost; 0: 5 s
 
-	// Prepare returns the payload for all workers. The leader calls it before each start; nil: no payload. An error
-	// ends the job; a *launch.Over gives the exit status. The leader's Next returns the error itself, the other agents'
-	// Next returns its text. The Assignment is complete.
-	Prepare func(context.Context, Assignment) ([]byte, error)
-	// Claim records a decision under its number in the run directory of a start with that payload, unless there is one
-	// with that or a later number, and returns the newest. A nil decision only reads; a nil result means that there is
-	// none. After an error, Claim is called again; a *launch.Over ends the job. nil: there is one agent.
-	Claim func(ctx context.Context, payload []byte, number int, decision []byte) (newest []byte, err error)
+	RunDir RunDir // nil: no payload, and one agent
 	// Log prints a line for the user; nil: no output.
 	Log func(format string, args ...any)
 
 	Network Network // nil: TCP and UDP
 }
+
+// A RunDir is the job's run directory, which all nodes share.
+type RunDir interface {
+	// Prepare prepares a start, and returns the payload for all workers. Only the leader calls it. An error ends the
+	// job; a *launch.Over gives the exit status. The leader's Next returns the error itself, the other agents' Next
+	// returns its text. The Assignment is complete.
+	Prepare(context.Context, Assignment) (payload []byte, err error)
+	// Claim records a decision under its number in the directory of a start with that payload, unless there is one with
+	// that or a later number, and returns the newest. A nil decision only reads; a nil result means that there is none.
+	// After an error, Claim is called again; a *launch.Over ends the job.
+	Claim(ctx context.Context, payload []byte, number int, decision []byte) (newest []byte, err error)
+}
+
+// noRunDir is the RunDir of a job with one agent and without a payload.
+type noRunDir struct{}
+
+func (noRunDir) Prepare(context.Context, Assignment) ([]byte, error) { return nil, nil }
+
+func (noRunDir) Claim(_ context.Context, _ []byte, _ int, d []byte) ([]byte, error) { return d, nil }
 
 // Network connects agents. Tests replace it.
 type Network interface {
@@ -85,11 +97,8 @@ func (c *Config) resolve() error {
 	if c.Network == nil {
 		c.Network = tcp{}
 	}
-	if c.Prepare == nil {
-		c.Prepare = func(context.Context, Assignment) ([]byte, error) { return nil, nil }
-	}
-	if c.Claim == nil {
-		c.Claim = func(_ context.Context, _ []byte, _ int, d []byte) ([]byte, error) { return d, nil }
+	if c.RunDir == nil {
+		c.RunDir = noRunDir{}
 	}
 	switch {
 	case c.Min < 1 || c.Max < c.Min || c.Max > maxAgents:

@@ -192,11 +192,8 @@ func (m *Membership) hangUp(name string) {
 // send encodes a message once for consecutive recipients.
 func (m *Membership) send(msg *message, names ...string) {
 	if m.sending != msg {
-		raw, err := json.Marshal(msg)
-		if err == nil {
-			m.frame, err = wire.NewFrame(raw)
-		}
-		if err != nil {
+		var err error
+		if m.frame, err = wire.NewFrame(msg); err != nil {
 			m.cfg.Log("message to the other nodes: %v", err)
 			return
 		}
@@ -211,7 +208,7 @@ func (m *Membership) send(msg *message, names ...string) {
 
 func (m *Membership) prepare(w Assignment) {
 	m.group.Go(func() {
-		payload, err := m.cfg.Prepare(m.ctx, w)
+		payload, err := m.cfg.RunDir.Prepare(m.ctx, w)
 		secret := make([]byte, 32)
 		rand.Read(secret)
 		if raw, _ := json.Marshal(&message{Decided: &decision{Assignment: w, Payload: payload}}); err == nil &&
@@ -240,7 +237,7 @@ func (m *Membership) claimNow(payload []byte, d *decision) (*decision, error) {
 		}
 		index = d.Index
 	}
-	raw, err := m.cfg.Claim(m.ctx, payload, index, raw)
+	raw, err := m.cfg.RunDir.Claim(m.ctx, payload, index, raw)
 	if err != nil || raw == nil {
 		return nil, err
 	}

@@ -288,7 +288,9 @@ func (c *coordinator) onDecided(p *peer, d *decision) {
 		return
 	}
 	if d.End != nil {
-		c.finish(launch.Verdict{Result: d.End.result(), ReportedElsewhere: true}, nil)
+		v := d.End.verdict()
+		v.ReportedElsewhere = true
+		c.finish(v, nil)
 		return
 	}
 	if c.leader != nil || c.role == following && (p == nil || p.Name != c.follow) && d.Leader.Name != c.follow {

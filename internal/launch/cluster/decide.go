@@ -109,11 +109,7 @@ func (l *leadership) end(o *outcome, v launch.Verdict) {
 
 func (l *leadership) proposeEnd(r launch.Result, why string) {
 	o := &outcome{ExitCode: r.ExitCode, Stopped: r.Stopped, Restarts: l.tally.Retries.Done, Why: clip(why)}
-	v := launch.Verdict{Result: o.result()}
-	if r.ExitCode == launch.ExitInput {
-		v.Notes = []string{why}
-	}
-	l.end(o, v)
+	l.end(o, o.verdict())
 }
 
 // askedToStop returns the end of a job that the user of a node has stopped between two starts.

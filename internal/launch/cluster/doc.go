@@ -18,4 +18,4 @@ package cluster
 //	loop     owns the coordinator; ended by Close
 //	read     one per connection, passes its messages to loop; ends with the connection
 //	dial     one per dialed address; ends with the handshake
-//	prepare  calls Config.Prepare or Config.Claim; ends with it
+//	prepare  calls RunDir.Prepare or RunDir.Claim; ends with it

@@ -34,7 +34,7 @@ func samples() []*message {
 		{Status: &status{2, at, 1, true}}, {Status: &status{}}, {Join: &join{}}, {Join: &join{e}},
 		{Refuse: &text}, {Note: &text},
 		{Decided: &d}, {Decided: &end}, {News: &relayed{2, launch.News{Failed: &rank, Lost: "gone"}}}, {Ended: e},
-		{Again: &again{2, d.Tally, 1e9}}, {Bye: &bye{75, "asked", true}},
+		{Again: &again{2, d.Tally}}, {Bye: &bye{75, "asked", true}},
 	}
 }
 

@@ -15,7 +15,7 @@ const (
 	endTime = 2 * time.Second
 	// rejoinTime bounds a restart's wait for lost agents or spares when fewer agents are enough.
 	rejoinTime = 2 * time.Second
-	// prepareTime bounds Config.Prepare, which may hang on a disk.
+	// prepareTime bounds RunDir.Prepare, which may hang on a disk.
 	prepareTime = 30 * time.Minute
 	// claimPause separates two claims of a decision after an error of the file system.
 	claimPause = time.Second
@@ -363,7 +363,7 @@ func (l *leadership) judge() {
 		l.proposeVerdict(v)
 		return
 	}
-	l.regroup.again = &again{l.index, t, int64(v.After)}
+	l.regroup.again = &again{l.index, t}
 	msg := &message{Again: l.regroup.again}
 	for _, m := range r.world.Members {
 		if l.peers.joined(m.Name) {
@@ -379,8 +379,7 @@ func (l *leadership) judge() {
 // idle reports whether this leader is waiting for the next start.
 func (l *leadership) idle() bool { return l.regroup != nil && (l.record == nil || l.record.over) }
 
-// tryStart prepares the next start once enough agents have joined and the leader's own launcher waits for it: launchers
-// pause between restarts.
+// tryStart prepares the next start once enough agents have joined and the leader's own launcher waits for it.
 func (l *leadership) tryStart() {
 	g := l.regroup
 	if l.role != leading || !l.idle() || l.claim != nil || g.preparing != nil || !l.caller.waiting ||

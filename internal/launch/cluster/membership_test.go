@@ -77,10 +77,7 @@ func joinOne(t *testing.T, port, i, n int, change func(i int, c *Config)) *host 
 	cfg := testConfig(t, n)
 	cfg.Host = string(rune('a' + i))
 	cfg.Port, cfg.Seeds = port, []string{fmt.Sprintf("127.0.0.1:%d", port)}
-	cfg.Prepare = func(_ context.Context, w Assignment) ([]byte, error) {
-		return fmt.Appendf(nil, "payload %d", w.Generation), nil
-	}
-	cfg.Claim = runDirOf(port).Claim
+	cfg.RunDir = runDirOf(port)
 	cfg.Log = func(format string, args ...any) { t.Logf(cfg.Host+": "+format, args...) }
 	if change != nil {
 		change(i, &cfg)
@@ -458,11 +455,19 @@ func TestStopBeforeTheStart(t *testing.T) {
 	}
 }
 
+// A preparing is a RunDir that calls prepare.
+type preparing struct {
+	RunDir
+	prepare func() error
+}
+
+func (p preparing) Prepare(context.Context, Assignment) ([]byte, error) { return nil, p.prepare() }
+
 // TestPrepareFails checks that an error of Prepare ends the job on all nodes with the reason.
 func TestPrepareFails(t *testing.T) {
 	tooSmall := errors.New("the world is too small")
 	hosts := joinAll(t, 2, func(_ int, c *Config) {
-		c.Prepare = func(context.Context, Assignment) ([]byte, error) { return nil, tooSmall }
+		c.RunDir = preparing{c.RunDir, func() error { return tooSmall }}
 	})
 	forAll(t, hosts, func(h *host) error {
 		_, err := h.Next(t.Context())
@@ -481,11 +486,11 @@ func TestPrepareFails(t *testing.T) {
 func TestPrepareThatHangsIsLeft(t *testing.T) {
 	begun, release := make(chan struct{}), make(chan struct{})
 	h := joinAll(t, 1, func(_ int, c *Config) {
-		c.Prepare = func(context.Context, Assignment) ([]byte, error) {
+		c.RunDir = preparing{c.RunDir, func() error {
 			close(begun)
 			<-release
-			return nil, nil
-		}
+			return nil
+		}}
 	})[0]
 	t.Cleanup(func() { close(release); h.group.Wait() })
 	ctx, cancel := context.WithCancel(t.Context())

@@ -68,7 +68,6 @@ type ended struct {
 type again struct {
 	Index int   `json:"index"` // of the ended start
 	Tally tally `json:"tally"`
-	After int64 `json:"after"` // ns
 }
 
 type bye struct {
@@ -106,6 +105,15 @@ func (o *outcome) result() launch.Result {
 		r.Err = errors.New(o.Why)
 	}
 	return r
+}
+
+// verdict returns the verdict for an agent whose start has ended. Wrong input is a note: an error gives status 1.
+func (o *outcome) verdict() launch.Verdict {
+	v := launch.Verdict{Result: o.result()}
+	if o.ExitCode == launch.ExitInput {
+		v.Err, v.Notes = nil, []string{o.Why}
+	}
+	return v
 }
 
 // over returns the error for an agent that waits for a start of an ended job.

@@ -70,6 +70,8 @@ func TestChoose(t *testing.T) {
 		{"too many", "a b c d", "", tally{}, 2, 3, "a:0 b:1 c:2", ""},
 		{"who was there before comes first", "s a b c", "a:0 b:1 c:2", tally{}, 3, 3, "a:0 b:1 c:2", ""},
 		{"and keeps its rank", "s c b", "a:0 b:1 c:2", tally{}, 3, 3, "c:2 b:1 s:0", ""},
+		{"unless another asks for it", "s:1 b", "a:0 b:1 c:2", tally{}, 2, 3, "b:0 s:1", ""},
+		{"fewer than needed", "a", "a:0 b:1", tally{}, 2, 2, "a:0", ""},
 		{"one gone, nobody new", "b c", "a:0 b:1 c:2", tally{}, 2, 3, "b:1 c:2", ""},
 		{"left out", "a b c", "a:0 b:1 c:2", tally{Cause: "b#1", InRow: 3}, 2, 3, "a:0 c:2",
 			"node b (node rank 1) is left out: its ranks were the first to fail 3 times in a row"},

@@ -2,17 +2,21 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"sync"
 )
 
-// A runDir keeps the newest decision of a job, as a shared directory does.
+// A runDir implements RunDir for the agents of a test's job.
 type runDir struct {
 	mu     sync.Mutex
 	number int
 	newest []byte
 }
 
-// Claim implements Config.Claim.
+func (r *runDir) Prepare(_ context.Context, w Assignment) ([]byte, error) {
+	return fmt.Appendf(nil, "payload %d", w.Generation), nil
+}
+
 func (r *runDir) Claim(_ context.Context, _ []byte, number int, decision []byte) ([]byte, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

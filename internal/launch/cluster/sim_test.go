@@ -496,7 +496,7 @@ func (a *simAgent) verdict(v launch.Verdict) {
 	a.ending = false
 	a.drop()
 	if v.Again {
-		a.after(v.After, func() { a.do(a.coord.next) })
+		a.after(0, func() { a.do(a.coord.next) })
 		return
 	}
 	a.end(v.ExitCode, fmt.Sprint(v.Err))

@@ -272,7 +272,7 @@ func TestEndOfTheJobEndsTheRanks(t *testing.T) {
 // running start is ended.
 func TestFollowerHearsOfAnotherStart(t *testing.T) {
 	next := &message{
-		Again: &again{Index: 1, Tally: tally{Retries: launch.Retries{Max: 9, Done: 3}}, After: int64(time.Second)},
+		Again: &again{Index: 1, Tally: tally{Retries: launch.Retries{Max: 9, Done: 3}}},
 	}
 	l := follower(t, "b")
 	l.endsHere(2)
@@ -282,8 +282,7 @@ func TestFollowerHearsOfAnotherStart(t *testing.T) {
 	}
 	l.receive("a", next)
 	l.receive("a", next)
-	if len(l.verdicts) != 1 || !l.verdicts[0].Again || l.verdicts[0].After != time.Second ||
-		l.verdicts[0].Restarts != 3 {
+	if len(l.verdicts) != 1 || !l.verdicts[0].Again || l.verdicts[0].Restarts != 3 {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
 	if l.aborted() {
@@ -430,10 +429,31 @@ func TestWrongInputEndsTheJob(t *testing.T) {
 		if !first {
 			l.endsHere(0)
 		}
-		if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != launch.ExitInput || l.verdicts[0].Again ||
-			!slices.Equal(l.verdicts[0].Notes, []string{"node b: no such directory"}) {
-			t.Errorf("ends first: %t: verdicts %+v", first, l.verdicts)
+		wrongInput(t, l)
+
+		f := follower(t, "c")
+		if first {
+			f.endsHere(4)
 		}
+		d.Index, d.Leader = 2, peerAddr("a")
+		f.receive("a", &message{Decided: d})
+		if !first {
+			f.endsHere(4)
+		}
+		wrongInput(t, f)
+	}
+}
+
+// wrongInput checks that the launcher ends with status 2 and prints the reason once.
+func wrongInput(t *testing.T, l *isolatedAgent) {
+	t.Helper()
+	if len(l.verdicts) != 1 {
+		t.Fatalf("verdicts %+v", l.verdicts)
+	}
+	v := l.verdicts[0]
+	if v.ExitCode != launch.ExitInput || v.Err != nil || v.Again ||
+		!slices.Equal(v.Notes, []string{"node b: no such directory"}) {
+		t.Errorf("verdict %+v", v)
 	}
 }
 

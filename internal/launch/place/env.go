@@ -48,7 +48,7 @@ func (e *env) first(names ...string) (name, text string) {
 // word returns the text of a variable with a name: printable and of bounded length.
 func (e *env) word(name string) string {
 	v := e.text(name)
-	if v != terminal.Name(v) || len(v) > maxText || strings.ContainsAny(v, " \t") {
+	if v != terminal.Name(v) || strings.ContainsAny(v, " \t") {
 		e.fail("%s is not a valid name; unset it, or start this through its launcher", show(name, terminal.Clip(v, 80)))
 	}
 	return v
@@ -70,7 +70,7 @@ func (e *env) number(name string, lo, hi int) int {
 	return lo
 }
 
-// optional returns a number that is used only in notes and messages; 0: not a number.
+// optional returns a number, or 0 if it is none or negative.
 func (e *env) optional(name string) int {
 	n, _ := strconv.Atoi(e.text(name))
 	return max(n, 0)

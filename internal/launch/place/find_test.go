@@ -138,6 +138,32 @@ var found = []struct {
 		want: "slurm slurm:7.0:0 rank 1 of 2:2 workers 1 local 1 of 2 node01 [node01] at 127.0.0.1:20007",
 	},
 	{
+		name: "tasks of one node that meet elsewhere", env: oneNode,
+		flags: func(f *Flags) { f.Rendezvous = "node01:5" },
+		want:  "slurm slurm:7.0:0 rank 1 of 2:2 workers 1 local 1 of 2 node01 [node01] at node01:5",
+	},
+	{
+		name: "an address of the user's own", env: taskANode,
+		flags: func(f *Flags) { f.Rendezvous = "localhost:99" },
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
+			"localhost:99",
+	},
+	{
+		name: "all GPUs for each task", env: taskAGPU + "CUDA_VISIBLE_DEVICES=0,1",
+		flags: func(f *Flags) { f.NProc, f.Nodes = 2, "4" },
+		want: "slurm slurm:7.0:0 rank 3 of 7:7 workers 1 local 1 of 2 node02 [node01 node02 node03 node04] " +
+			"at node01:20007",
+	},
+	{
+		name: "one GPU on each node", env: taskANode + "CUDA_VISIBLE_DEVICES=0 SLURM_STEP_RESV_PORTS=70000",
+		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
+			"node01:21016",
+	},
+	{
+		name: "a lost task that is the only one", env: "SLURM_PROCID=0 SLURM_NTASKS=1 PMIX_RANK=0 PMI_SIZE=1",
+		want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
+	},
+	{
 		name: "reserved ports",
 		env:  taskANode + "SLURM_STEP_RESV_PORTS=[12005-12006,12010]",
 		want: "slurm slurm:7.1:0 rank 1 of 2:2 workers 0 local 0 of 1 node02 [node01 node02] at " +
@@ -197,6 +223,21 @@ var found = []struct {
 		want: "torchrun torchrun:r7 rank 3 of 4:4 workers 1 local 1 of 2 node02 at head:29500",
 	},
 	{
+		name: "torchrun that meets elsewhere", env: torchWorker + "TORCHELASTIC_USE_AGENT_STORE=True",
+		flags: func(f *Flags) { f.Rendezvous = "other:5" },
+		want:  "torchrun torchrun:other:5 rank 3 of 4:4 workers 1 local 1 of 2 here at other:5",
+	},
+	{
+		name: "torchrun under srun, by its size", env: taskANode + torchWorker,
+		want: "torchrun torchrun:head:29500 rank 3 of 4:4 workers 1 local 1 of 2 node02 at head:29500",
+	},
+	{
+		name: "torchrun under srun, by its name",
+		env: taskANode + "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 MASTER_ADDR=h " +
+			"TORCHELASTIC_RUN_ID=r7",
+		want: "torchrun torchrun:r7 rank 0 of 2:2 workers 1 local 0 of 1 node02 at h:29500",
+	},
+	{
 		name: "torchrun on one node",
 		env:  "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1",
 		want: "torchrun torchrun:localhost:1 rank 1 of 2:2 workers 1 local 1 of 2 here at localhost:1",
@@ -207,6 +248,16 @@ var found = []struct {
 		want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
 	},
 
+	{
+		name: "halves of one process",
+		env:  "RANK=0 OMPI_COMM_WORLD_SIZE=1",
+		want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
+	},
+	{
+		name: "a rank beside --nnodes 1",
+		env:  "RANK=1", flags: func(f *Flags) { f.Nodes = "1" },
+		want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
+	},
 	{
 		name:  "Open MPI",
 		env:   openMPI,
@@ -223,6 +274,36 @@ var found = []struct {
 		name: "Open MPI in a job of Slurm",
 		env:  batchShell + openMPI + "MASTER_ADDR=node01",
 		want: "openmpi openmpi:node01:29500 rank 2 of 4:4 workers 1 local 0 of 2 here at node01:29500",
+	},
+	{
+		name: "mpirun under srun",
+		env: taskANode + "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 " +
+			"OMPI_COMM_WORLD_LOCAL_SIZE=1 MASTER_ADDR=h",
+		want: "openmpi openmpi:h:29500 rank 0 of 2:2 workers 0 local 0 of 1 node02 at h:29500",
+	},
+	{
+		name: "Open MPI on one host that meets elsewhere",
+		env: "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 " +
+			"OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=j MASTER_ADDR=h",
+		want: "openmpi openmpi:j rank 1 of 2:2 workers 1 local 1 of 2 here at h:29500",
+	},
+	{
+		name: "variables of torchrun beside Open MPI's", env: openMPI + "MASTER_ADDR=h GROUP_RANK=3 " +
+			"TORCHELASTIC_USE_AGENT_STORE=True",
+		flags: func(f *Flags) { f.NodeRank = 1 },
+		want:  "openmpi openmpi:h:29500 rank 2 of 4:4 workers 1 local 0 of 2 here at h:29500",
+	},
+	{
+		name:  "uneven nodes whose rank is not known",
+		env:   openMPI + "MASTER_ADDR=h OMPI_COMM_WORLD_LOCAL_SIZE=3 OMPI_COMM_WORLD_LOCAL_RANK=2",
+		flags: func(f *Flags) { f.NodeRank = 1 },
+		want:  "openmpi openmpi:h:29500 rank 2 of 4:4 workers 1 local 2 of 3 here at h:29500",
+	},
+	{
+		name:  "ranks that alternate, with a node's rank",
+		env:   openMPI + "MASTER_ADDR=h OMPI_COMM_WORLD_LOCAL_RANK=1",
+		flags: func(f *Flags) { f.NodeRank = 3 },
+		want:  "openmpi openmpi:h:29500 rank 2 of 4:4 workers 1 local 1 of 2 here at h:29500",
 	},
 	{
 		name: "ranks that alternate",
@@ -270,6 +351,17 @@ var found = []struct {
 		want:  "flags flags:job-0.job:29400 rank 1 of 2:2 workers 0 local 0 of 1 here at job-0.job:29400",
 	},
 	{
+		name: "one pod on request", env: "JOB_COMPLETION_INDEX=1",
+		flags: func(f *Flags) { f.Nodes = "1" },
+		want:  "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
+	},
+	{
+		name: "processes by flag", env: trainer + "PET_NPROC_PER_NODE=4",
+		flags: func(f *Flags) { f.NProc = 2 },
+		want: "kubernetes kubernetes:job-node-0-0.job:29400 rank 2 of 3:3 workers 0 local 0 of 1 here at " +
+			"job-node-0-0.job:29400",
+	},
+	{
 		name: "indexed Job of single runs",
 		env:  "JOB_COMPLETION_INDEX=1",
 		want: "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
@@ -307,6 +399,38 @@ func TestFind(t *testing.T) {
 		notes := strings.Join(p.Notes, "\n")
 		if err != nil || summary(p) != c.want || !strings.Contains(notes, c.note) || c.note == "" && notes != "" {
 			t.Errorf("%s:\n got %s\nwant %s\nnotes %q, want %q, %v", c.name, summary(p), c.want, notes, c.note, err)
+		}
+	}
+}
+
+func TestAddress(t *testing.T) {
+	for text, want := range map[string]string{
+		"head:1": "head:1", "head:65535": "head:65535", "head": "head:7", "[fe80::1]:2": "[fe80::1]:2",
+		"fe80::1": "[fe80::1]:7", "[fe80::]": "[fe80::]:7", "fe80::": "[fe80::]:7",
+		"": "", "head:": "", ":1": "", "a:b:": "", "head:0": "", "head:-1": "", "head:65536": "", "head:x": "",
+		"a b:1": "", "a\x7f:1": "", "a/b:1": "", "a'b:1": "", strings.Repeat("h", maxHostName+1) + ":1": "",
+	} {
+		if got, err := address(text, 7); got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: %q, %v; want %q", text, got, err, want)
+		}
+	}
+	if got, err := address("head", 0); err == nil {
+		t.Errorf("without a port: %q", got)
+	}
+	for addr, want := range map[string]bool{"localhost:1": true, "LocalHost:1": true, "127.0.0.2:1": true, "[::1]:1": true,
+		"0.0.0.0:1": true, "[::]:1": true, "node01:1": false, "10.0.0.1:1": false} {
+		if loopback(addr) != want {
+			t.Errorf("%s is local: %t", addr, !want)
+		}
+	}
+}
+
+func TestNodeRange(t *testing.T) {
+	for text, want := range map[string][2]int{"1": {1, 1}, "2:4": {2, 4}, "1:65536": {1, 65536},
+		"": {}, "0": {}, "0:2": {}, "x:2": {}, "2:x": {}, "-1:2": {}, "4:2": {}, "65537": {}, "1:2:3": {}} {
+		least, most, err := nodeRange(text)
+		if got := [2]int{least, most}; got != want || (err == nil) != (want != [2]int{}) {
+			t.Errorf("%q: %v, %v; want %v", text, got, err, want)
 		}
 	}
 }

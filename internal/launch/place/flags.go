@@ -50,9 +50,9 @@ func nodeRange(text string) (least, most int, err error) {
 	if !isRange {
 		last = first
 	}
-	least, err1 := strconv.Atoi(first)
-	most, err2 := strconv.Atoi(last)
-	if err1 != nil || err2 != nil || least < 1 || most < least || most > maxNodes {
+	least, _ = strconv.Atoi(first) // 0 on an error
+	most, _ = strconv.Atoi(last)
+	if least < 1 || most < least || most > maxNodes {
 		return 0, 0, fmt.Errorf("want a number of nodes from 1 to %d, or MIN:MAX", maxNodes)
 	}
 	return least, most, nil
@@ -73,7 +73,9 @@ func (e *env) leastAgents(t *task, want request) int {
 		fix = "start equally many tasks on every node: otherwise the number of nodes is unknown"
 	case want.least > t.nodes || want.most < t.nodes:
 		flag, fix = fmt.Sprintf("%s, where there are %d nodes,", flag, t.nodes), "start tasks on that many nodes"
-	case want.least < t.nodes && !t.even:
+	case want.least == t.nodes:
+		return t.size
+	case !t.even:
 		fix = "start equally many tasks on every node, so that the size without a node is known"
 	default:
 		return want.least * (t.size / t.nodes)

@@ -119,9 +119,9 @@ func Counts(text string) (counts []int, err error) {
 		if !repeated {
 			repeat = "1"
 		}
-		n, err1 := digits(number)
-		times, err2 := digits(repeat)
-		if err1 != nil || err2 != nil || repeated != strings.HasSuffix(entry, ")") || times < 1 ||
+		n, err := digits(number)
+		times, _ := digits(repeat) // 0 on an error
+		if err != nil || repeated != strings.HasSuffix(entry, ")") || times < 1 ||
 			times > uint64(maxHosts-len(counts)) || n > uint64(maxTasks-sum)/times {
 			return nil, fmt.Errorf("tasks on the nodes %s: want counts such as 2(x3),1, of at most %d nodes and %d tasks",
 				terminal.Name(terminal.Clip(text, maxText)), maxHosts, maxTasks)

@@ -1,6 +1,7 @@
 package place
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -40,13 +41,16 @@ func TestHosts(t *testing.T) {
 		"n[1-70000]", "n[3-1]", "n[]", "n[a-c]", "n[1-3", "n[1,]", "n[,1]", "n[ 1-2 " +
 			"]", "n[-2]", "n[1--2]", "n[1-2-3]", "n]1", "n[1]]", "n[[1]]",
 		"n[+1-2]", "n[1-65535],m[1-2]", "a[1-300]b[1-300]", "a[1-2]b[1-65536]", "n\x1b[1]", "n\x00", "nö",
-		"n[1234567890123456789]", strings.Repeat("[1]", 256), strings.Repeat("n", 256), strings.Repeat("n,", 1<<20), strings.Repeat(",", 1<<21),
+		"n[0-x]", "n[0-]", "n[0-99999999999]", strings.Repeat("[1-65536]", 4), "n[1234567890123456789]", strings.Repeat("[1]", 256), strings.Repeat("n", 256), strings.Repeat("n,", 1<<20), strings.Repeat(",", 1<<21),
 	} {
 		if got, err := Hosts(list); err == nil {
 			t.Errorf("Hosts(%.40q) = %d hosts, want an error", list, len(got))
 		} else if strings.ContainsAny(err.Error(), "\x1b\x00") || len(err.Error()) > 1000 {
 			t.Errorf("Hosts(%.40q): error %.100q", list, err)
 		}
+	}
+	if _, err := Hosts("n[3-1]"); !errors.Is(err, errHostList) {
+		t.Errorf("a falling range: %v", err)
 	}
 	if got, err := Hosts("n[1-65536]"); err != nil || len(got) != 65536 {
 		t.Errorf("64K hosts: %d, %v", len(got), err)
@@ -61,7 +65,7 @@ func TestCounts(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "a", "2(x3", "2(x0)", "2(x)", "(x2)", "2x3", "-1", "2,", "1(x70000)",
-		"1048576(x2)", "2(x3))", strings.Repeat("1,", 1<<20)} {
+		"1048576(x2)", "1048576,1", "2(x3))", "1(x1234567890123456789)", strings.Repeat("1,", 1<<20)} {
 		if got, err := Counts(text); err == nil {
 			t.Errorf("Counts(%.40q) = %d counts, want an error", text, len(got))
 		}

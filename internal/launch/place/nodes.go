@@ -2,7 +2,6 @@ package place
 
 import (
 	"slices"
-	"strconv"
 )
 
 // A nodeRequest is the requested number of nodes, and its source.
@@ -20,6 +19,9 @@ func (e *env) placeNode(want request) Placement {
 	if asked.most <= 1 {
 		if want.NodeRank > 0 {
 			e.fail("--node-rank %d: there is one node; also pass --nnodes N with the number of nodes", want.NodeRank)
+		}
+		if want.Nodes == "" {
+			e.refuseHalf()
 		}
 		if e.has("JOB_COMPLETION_INDEX") && want.Nodes == "" {
 			p.note("%s, and nothing says how many pods train together: this pod trains alone. To train on all, pass "+
@@ -76,7 +78,7 @@ func (e *env) requestedNodes(want request) nodeRequest {
 func (e *env) pods() (size int, evidence string) {
 	size = e.number("WORLD_SIZE", 1, maxTasks)
 	evidence = set("WORLD_SIZE", size)
-	if per, err := strconv.Atoi(e.text("PET_NPROC_PER_NODE")); err == nil && per > 1 {
+	if per := e.optional("PET_NPROC_PER_NODE"); per > 1 {
 		processes := set("PET_NPROC_PER_NODE", per)
 		if size%per != 0 {
 			e.fail("%s is not a multiple of %s; correct them, or unset them", evidence, processes)

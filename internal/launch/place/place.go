@@ -78,15 +78,13 @@ func Find(getenv func(name string) string, flags Flags) (Placement, error) {
 	e := &env{get: getenv}
 	a := e.allocation()
 	t := e.started()
-	if e.err == nil && a.step != nil {
+	if a.step != nil {
 		t = e.innermost(t, a.step)
 	}
 	var p Placement
-	switch {
-	case e.err != nil:
-	case t != nil:
+	if t != nil {
 		p = e.placeTask(t, want)
-	default:
+	} else {
 		p = e.placeNode(want)
 	}
 	if e.err != nil {
@@ -125,14 +123,14 @@ func join(host string, port int) string { return net.JoinHostPort(host, strconv.
 // address validates host:port and returns its canonical form. port is the default port; 0: none.
 func address(text string, port int) (string, error) {
 	host, number, err := net.SplitHostPort(text)
-	if err != nil && port > 0 && !strings.HasSuffix(text, ":") {
-		host, number, err = strings.Trim(text, "[]"), strconv.Itoa(port), nil
+	if err != nil && port > 0 {
+		host, number = strings.Trim(text, "[]"), strconv.Itoa(port)
 	}
-	if err != nil || !hostName(host) {
+	if !hostName(host) {
 		return "", errors.New("want host:port, such as node01:29400")
 	}
-	n, err := strconv.Atoi(number)
-	if err != nil || n < 1 || n > maxPort {
+	n, _ := strconv.Atoi(number)
+	if n < 1 || n > maxPort {
 		return "", fmt.Errorf("want a port from 1 to %d", maxPort)
 	}
 	return join(host, n), nil
@@ -149,8 +147,8 @@ func hostName(name string) bool {
 
 func loopback(addr string) bool {
 	host, _, _ := net.SplitHostPort(addr)
-	ip, err := netip.ParseAddr(host)
-	return strings.EqualFold(host, "localhost") || err == nil && (ip.IsLoopback() || ip.IsUnspecified())
+	ip, _ := netip.ParseAddr(host)
+	return strings.EqualFold(host, "localhost") || ip.IsLoopback() || ip.IsUnspecified()
 }
 
 // meet returns the address of --rendezvous, else that of the first set variable, and its source; "": there is none.

@@ -61,6 +61,11 @@ var refused = []struct {
 		want: []string{"SLURM_STEP_TASKS_PER_NODE=2(x2)", "4 tasks on 2 nodes", "SLURM_STEP_NUM_TASKS=2"},
 	},
 	{
+		name: "counts of fewer nodes",
+		env:  taskANode + "SLURM_STEP_TASKS_PER_NODE=2",
+		want: []string{"2 tasks on 1 nodes", "SLURM_STEP_NUM_NODES=2"},
+	},
+	{
 		name: "counts that are none",
 		env:  taskANode + "SLURM_STEP_TASKS_PER_NODE=2(x",
 		want: []string{"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
@@ -96,6 +101,12 @@ var refused = []struct {
 		env:   taskANode,
 		flags: func(f *Flags) { f.Nodes = "3" },
 		want:  []string{"--nnodes 3, where there are 2 nodes,", "SLURM_STEP_NUM_TASKS=2", "Leave the flag out"},
+	},
+	{
+		name:  "--nnodes of fewer nodes",
+		env:   taskAGPU,
+		flags: func(f *Flags) { f.Nodes = "1:3" },
+		want:  []string{"--nnodes 1:3, where there are 4 nodes,"},
 	},
 	{
 		name:  "--nnodes MIN with uneven tasks",
@@ -142,6 +153,22 @@ var refused = []struct {
 		},
 	},
 	{
+		name: "a named job of MPI that meets nowhere",
+		env:  openMPI + "PMIX_NAMESPACE=j",
+		want: []string{"--rendezvous HOST:PORT"},
+	},
+	{
+		name:  "MPI on one host and the rank of another node",
+		env:   mvapich + "MASTER_ADDR=h MV2_COMM_WORLD_LOCAL_RANK=0",
+		flags: func(f *Flags) { f.NodeRank = 1 },
+		want:  []string{"--node-rank 1", "rank, 0"},
+	},
+	{
+		name: "torchrun with a store that is nowhere",
+		env:  "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 TORCHELASTIC_USE_AGENT_STORE=True",
+		want: []string{"--rendezvous HOST:PORT"},
+	},
+	{
 		name: "MPI on one host that meets nowhere",
 		env:  mvapich,
 		want: []string{"--rendezvous 127.0.0.1:29400", "MVAPICH"},
@@ -175,6 +202,16 @@ var refused = []struct {
 		env:   openMPI + "MASTER_ADDR=h OMPI_COMM_WORLD_LOCAL_SIZE=3",
 		flags: func(f *Flags) { f.Nodes = "2" },
 		want:  []string{"--nnodes 2", "tasks on every node"},
+	},
+	{
+		name: "a port that is none",
+		env:  openMPI + "MASTER_ADDR=h MASTER_PORT=0",
+		want: []string{"MASTER_PORT=0", "from 1 to 65535"},
+	},
+	{
+		name: "a long name of a job",
+		env:  openMPI + "MASTER_ADDR=h PMIX_NAMESPACE=" + strings.Repeat("j", maxText),
+		want: []string{"PMIX_NAMESPACE=jjj", "is not a valid name"},
 	},
 	{
 		name: "a name of a job that commands a terminal",
@@ -211,9 +248,24 @@ var refused = []struct {
 		want: []string{"RANK=2", "WORLD_SIZE=4, PET_NPROC_PER_NODE=2"},
 	},
 	{
+		name: "no processes", env: pyTorchJob + "PET_NPROC_PER_NODE=0",
+		want: []string{"PET_NPROC_PER_NODE=0", "from 1"},
+	},
+	{
+		name: "too many nodes", env: strings.Replace(pyTorchJob, "SIZE=3", "SIZE=70000", 1),
+		want: []string{"WORLD_SIZE=70000", "at most 65536 nodes"},
+	},
+	{
 		name: "processes that are none",
 		env:  trainer + "PET_NPROC_PER_NODE=many",
 		want: []string{"PET_NPROC_PER_NODE=many"},
+	},
+	{name: "a rank of no world", env: "RANK=1", want: []string{"RANK=1", "WORLD_SIZE", "env -u RANK"}},
+	{name: "a world without a rank", env: "WORLD_SIZE=2", want: []string{"WORLD_SIZE=2", "RANK", "env -u WORLD_SIZE"}},
+	{
+		name: "a task of MPI without their number",
+		env:  "OMPI_COMM_WORLD_RANK=1",
+		want: []string{"OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE"},
 	},
 	{name: "a world that is none", env: "RANK=0 WORLD_SIZE=x", want: []string{"WORLD_SIZE=x"}},
 
@@ -263,6 +315,14 @@ func TestFindRefuses(t *testing.T) {
 				t.Errorf("%s: %v\nwant %q", c.name, err, part)
 			}
 		}
+	}
+}
+
+func TestNameWithABlank(t *testing.T) {
+	env := environment(openMPI + "MASTER_ADDR=h")
+	env["PMIX_NAMESPACE"] = "a b"
+	if p, err := Find(func(name string) string { return env[name] }, typed()); err == nil {
+		t.Errorf("%s", summary(p))
 	}
 }
 

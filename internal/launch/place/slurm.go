@@ -95,9 +95,6 @@ func (e *env) stepTask(node string, port int) *task {
 	t.rank = e.number(t.rankVar, 0, t.size-1)
 	t.local = e.number("SLURM_LOCALID", 0, t.size-1)
 	t.node = e.number("SLURM_NODEID", 0, t.nodes-1)
-	if e.err != nil {
-		return nil
-	}
 	if err := e.readLists(t); err != nil {
 		e.fail("%w. %s", err, srunHint)
 		return nil

@@ -73,6 +73,20 @@ func (e *env) started() *task {
 	return nil
 }
 
+// refuseHalf refuses a rank of several without their number, and the reverse: each copy would train alone.
+func (e *env) refuseHalf() {
+	for _, l := range launchers() {
+		given, lacks := l.rankVar, l.sizeVar
+		if !e.has(l.rankVar) {
+			given, lacks = lacks, given
+		}
+		if n := e.optional(given); !e.has(lacks) && (n > 1 || n == 1 && given == l.rankVar) {
+			e.fail("%s is set, and %s is not: this looks like one of several tasks that lost its environment. Set both, "+
+				"or pass --nnodes; for a separate run, env -u %s cprun", e.show(given), lacks, given)
+		}
+	}
+}
+
 // innermost decides between a launcher's variables, if any, and the Slurm step around them. srun itself sets PMI's
 // variables, and scripts set torchrun's from Slurm's.
 func (e *env) innermost(t, step *task) *task {

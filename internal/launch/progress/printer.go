@@ -7,6 +7,7 @@
 package progress
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -195,9 +196,8 @@ func (p *Printer) record(text string) {
 		}
 		return
 	}
-	if _, err := io.WriteString(p.log, b.String()); err != nil && p.logErr == nil {
-		p.logErr = err
-	}
+	_, err := io.WriteString(p.log, b.String())
+	p.logErr = cmp.Or(p.logErr, err)
 }
 
 // Step is the data of a progress event, which a worker sends after an optimizer step.

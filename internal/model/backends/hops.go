@@ -79,7 +79,7 @@ func hopsOf(p Params) []Call {
 		ring, rects = p.ContextSize, inner*inner
 	}
 	w := walker{base: base, shape: p.shape(ring), ranks: ring, rects: rects, seen: map[rankPair]bool{},
-		calls: map[callKey]bool{}}
+		calls: map[Call]bool{}}
 	w.walkAll(ring)
 	return p.perHeadCount(inner, w.out)
 }
@@ -137,7 +137,7 @@ type walker struct {
 	ranks int
 	rects int // rectangles of a hop for each one found here
 	seen  map[rankPair]bool
-	calls map[callKey]bool
+	calls map[Call]bool // without an example
 	out   []Call
 
 	gathered bool // the keys of a call are all keys that the rank reads
@@ -149,15 +149,6 @@ type rankPair struct {
 	own  bool
 	q, k [2]int
 	far  [2][2]int
-}
-
-type callKey struct {
-	hop         string
-	q, k        int
-	mask        MaskKind
-	left, right int
-	rects       int
-	mixed       bool
 }
 
 func (w *walker) walk() {
@@ -250,7 +241,8 @@ func (w *walker) block(rank, owner int, tiles []partition.Tile) {
 			c.MixedBands = true
 		}
 		c.Hop = w.name(&c)
-		key := callKey{c.Hop, c.SeqQ, c.SeqKV, c.Mask, c.Left, c.Right, c.Rects, c.MixedBands}
+		key := c
+		key.Rank, key.Owner, key.QAt, key.KAt = 0, 0, 0, 0
 		if !w.calls[key] {
 			w.calls[key] = true
 			w.out = append(w.out, c)

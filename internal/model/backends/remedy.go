@@ -4,35 +4,20 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/internal/base/cuda/dnn"
+	"github.com/cprun/cprun/partition"
 )
 
 // RemedyKind is a way to make a backend run a rejected call.
-type RemedyKind uint8
+type RemedyKind string
 
 // The remedies.
 const (
-	SplitCall      RemedyKind = iota // several calls, merged by their LSE
-	ZeroWorkspace                    // the library's workspace cleared before each backward call
-	GrantWorkspace                   // a workspace of the square of the length, if memory allows
+	SplitCall      RemedyKind = "split-call"      // several calls, merged by their LSE
+	ZeroWorkspace  RemedyKind = "zero-workspace"  // the library's workspace cleared before each backward call
+	GrantWorkspace RemedyKind = "grant-workspace" // a workspace of the square of the length, if memory allows
 )
-
-func (k RemedyKind) String() string {
-	return [...]string{"split-call", "zero-workspace", "grant-workspace"}[k]
-}
-
-// MarshalText encodes the name, for the workers of a run.
-func (k RemedyKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
-
-// UnmarshalText decodes the name.
-func (k *RemedyKind) UnmarshalText(text []byte) error {
-	for x := SplitCall; x <= GrantWorkspace; x++ {
-		if x.String() == string(text) {
-			*k = x
-			return nil
-		}
-	}
-	return fmt.Errorf("no remedy %q", text)
-}
 
 // Remedy makes a backend run a rejected call.
 type Remedy struct {
@@ -74,8 +59,8 @@ type verdict struct {
 func (v verdict) cures() string {
 	var s []string
 	for _, a := range v.applied {
-		if !slices.Contains(s, a.Kind.String()) {
-			s = append(s, a.Kind.String())
+		if !slices.Contains(s, string(a.Kind)) {
+			s = append(s, string(a.Kind))
 		}
 	}
 	return strings.Join(s, ", ")
@@ -208,10 +193,8 @@ func (j *evaluation) apply(r *Rule, c *Call, calls []Call) {
 	j.applied = append(j.applied, a)
 }
 
-// cut splits a call as the cuDNN kernel does (internal/base/cuda/dnn.Cut). Rectangles run one by one. A band is cut by
-// rows until each part has one diagonal, from the top left or to the bottom right corner, with or without a window
-// before it. The parts share no rows. cut returns nil if the kernel does not split the call.
-func (c Call) cut() []Call {
+// cut splits a call as the cuDNN kernel does; nil if it does not. Rectangles run one by one. The parts share no rows.
+func (c Call) cut() (parts []Call) {
 	if c.Documents {
 		return nil
 	}
@@ -220,19 +203,19 @@ func (c Call) cut() []Call {
 		return []Call{c}
 	}
 	lo, hi := c.band()
-	p := cutter{whole: c, lo: lo, hi: hi}
-	row := 0
-	switch shift := c.SeqKV - c.SeqQ; {
-	case c.Right >= 0 && hi > 0 && hi != shift:
-		row = c.SeqKV - hi // the right bound hides nothing after this row
-	case c.Left >= 0 && shift < 0:
-		row = -lo // the left bound hides nothing before this row
-	default:
+	pieces := dnn.Cut(nil, partition.Tile{Q: partition.Range{Hi: c.SeqQ}, K: partition.Range{Hi: c.SeqKV},
+		Band: partition.Band{Lo: lo, Hi: hi}})
+	for _, p := range pieces {
+		part := c
+		part.QAt, part.KAt = c.QAt+p.Q.Lo, c.KAt+p.K.Lo
+		part.SeqQ, part.SeqKV = p.Q.Len(), p.K.Len()
+		part.setMask(lo-p.K.Lo+p.Q.Lo, hi-p.K.Lo+p.Q.Lo)
+		parts = append(parts, part)
+	}
+	if len(parts) == 1 {
 		return nil
 	}
-	p.cut(0, row, 0, c.SeqKV)
-	p.cut(row, c.SeqQ, 0, c.SeqKV)
-	return p.out
+	return parts
 }
 
 // band returns the bounds of j-i, relative to the call's first query and key.
@@ -249,26 +232,6 @@ func (c *Call) band() (lo, hi int) {
 		hi = shift + c.Right
 	}
 	return lo, hi
-}
-
-type cutter struct {
-	whole  Call
-	lo, hi int
-	out    []Call
-}
-
-// cut adds the visible pairs of rows [q0, q1) and keys [k0, k1), as small rectangles.
-func (p *cutter) cut(q0, q1, k0, k1 int) {
-	q0, q1 = max(q0, k0-p.hi), min(q1, k1-p.lo)
-	k0, k1 = max(k0, q0+p.lo), min(k1, q1+p.hi)
-	if q0 >= q1 || k0 >= k1 {
-		return
-	}
-	c := p.whole
-	c.QAt, c.KAt = c.QAt+q0, c.KAt+k0
-	c.SeqQ, c.SeqKV = q1-q0, k1-k0
-	c.setMask(p.lo-k0+q0, p.hi-k0+q0)
-	p.out = append(p.out, c)
 }
 
 // Workspace returns the largest device memory of the chosen backend beside its inputs and outputs, over all hops and

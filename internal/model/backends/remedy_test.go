@@ -90,8 +90,8 @@ func TestRandomChoicesHold(t *testing.T) {
 			remedied[k]++
 		}
 	}
-	for k := SplitCall; k <= GrantWorkspace; k++ {
-		if remedied[k.String()] == 0 {
+	for _, k := range []RemedyKind{SplitCall, ZeroWorkspace, GrantWorkspace} {
+		if remedied[string(k)] == 0 {
 			t.Errorf("remedy %s was never applied", k)
 		}
 	}

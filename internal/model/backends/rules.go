@@ -70,6 +70,10 @@ func PossibleCUDNN(v Version) bool { return v >= V(5, 0, 0) && v < V(20, 0, 0) }
 // (cudnn-frontend 1.23.0). Otherwise documents run one by one, each length with its own plan.
 func Packs(arch int, cudnn Version) bool { return cudnn >= packsSince && arch/10 != 12 }
 
+// LeavesWorkspace reports whether cuDNN does not initialise the workspace of the backward pass of packed documents, so
+// that the kernel must clear it.
+func LeavesWorkspace(arch int, cudnn Version) bool { return arch == 90 && cudnn < clearsSince }
+
 // KeepsMatrix reports whether the deterministic backward pass of cuDNN keeps a matrix of all pairs of a call in its
 // workspace: 2 bytes for each query, key and head.
 func KeepsMatrix(arch int, cudnn Version) bool { return arch == 90 && cudnn < matrixUntil }

@@ -85,7 +85,7 @@ var fusedRunRules = []Rule{
 		Fix:    "Install cuDNN 9.6.0 or newer, or use flash."},
 	{ID: "fused-documents-backward-sm90-9.18.0", Backend: Fused, Until: clearsSince, // H13
 		When: func(c *Call) bool {
-			return c.Documents && c.Arch == 90 && c.Training && !c.ZeroedWorkspace
+			return c.Documents && LeavesWorkspace(c.Arch, c.CUDNN) && c.Training && !c.ZeroedWorkspace
 		},
 		Reason: "On Hopper cuDNN before 9.18.0 does not initialise the workspace of the backward pass of packed " +
 			"documents, which may give NaN.",

@@ -88,19 +88,6 @@ func (r Rejection) String() string {
 	return fmt.Sprintf("%s: %s%s: %s Fix: %s", r.Backend, r.Rule, hop, r.Reason, r.Fix)
 }
 
-// Kinds returns the kinds of the remedies of the choice, each once, in order, for the device.
-func (c *Choice) Kinds() []RemedyKind { return KindsOf(c.Remedies) }
-
-// KindsOf returns the kinds of remedies, each once, in order.
-func KindsOf(applied []Applied) []RemedyKind {
-	var kinds []RemedyKind
-	for _, a := range applied {
-		kinds = append(kinds, a.Kind)
-	}
-	slices.Sort(kinds)
-	return slices.Compact(kinds)
-}
-
 // Select returns the backend for p: the fastest one that can run every hop of every rank, by measured rates, else by
 // the order of the architecture. Backends without a remedy, or with a cheap one, come first. The error is a
 // *NoBackendError, or names the faults of p.

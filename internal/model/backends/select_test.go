@@ -252,8 +252,8 @@ func outcomeOf(t testing.TB, p Params) (Backend, []string) {
 	}
 	var kinds []string
 	for _, a := range c.Remedies {
-		if !slices.Contains(kinds, a.Kind.String()) {
-			kinds = append(kinds, a.Kind.String())
+		if !slices.Contains(kinds, string(a.Kind)) {
+			kinds = append(kinds, string(a.Kind))
 		}
 	}
 	slices.Sort(kinds)

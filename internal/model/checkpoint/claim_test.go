@@ -4,9 +4,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -33,11 +35,14 @@ func TestClaim(t *testing.T) {
 		decision, want string
 	}{
 		{5, "", ""}, {6, `{"a":1}`, `{"a":1}`}, {6, `{"b":1}`, `{"a":1}`}, {7, `{"b":2}`, `{"b":2}`},
-		{6, `{"a":1}`, `{"b":2}`}, {7, "", `{"b":2}`},
+		{6, `{"a":1}`, `{"b":2}`}, {7, "", `{"b":2}`}, {5, `{"c":1}`, `{"b":2}`},
 	} {
 		if got := claim("mine", c.n, c.decision); got != c.want {
 			t.Errorf("%d: decision %d is %s, want %s", i, c.n, got, c.want)
 		}
+	}
+	if got, want := records(t, dir), []string{generationName(6), generationName(7)}; !slices.Equal(got, want) {
+		t.Errorf("the directory has %q, want %q", got, want)
 	}
 	if got := claim("other", 8, ""); !strings.Contains(got, ErrSuperseded.Error()) {
 		t.Errorf("a decision of another job: %s", got)
@@ -57,13 +62,22 @@ func TestClaim(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	all, err := filepath.Glob(filepath.Join(dir.Name(), ".generation-*"))
-	if err != nil || len(all) != 1 || filepath.Base(all[0]) != generationName(7) {
-		t.Errorf("the directory has %q, %v", all, err)
+	if got := records(t, dir); !slices.Equal(got, []string{generationName(7)}) {
+		t.Errorf("the directory has %q", got)
 	}
-	if st, err := os.Stat(all[0]); err != nil || st.Mode() != 0o600 {
+	if st, err := dir.Stat(generationName(7)); err != nil || st.Mode() != 0o600 {
 		t.Errorf("the record: %v, %v", st, err)
 	}
+}
+
+// records lists the records of a directory.
+func records(t *testing.T, dir *os.Root) []string {
+	t.Helper()
+	all, err := fs.Glob(dir.FS(), ".generation-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 var claimTrials = flag.Int("claim.trials", 300, "trials of TestClaimsOnANetworkFileSystem")

@@ -257,7 +257,7 @@ const maxBlob = 1 << 30
 
 func (r ranks) sizes(ctx context.Context, n int) ([]int64, error) {
 	own, all := tensor.FromSlice([]int64{int64(n)}, 1), tensor.New(tensor.I64, r.Size())
-	if err := done(ctx)(r.AllGather(all, own)); err != nil {
+	if err := comm.Finish(ctx)(r.AllGather(all, own)); err != nil {
 		return nil, err
 	}
 	sizes := tensor.Data[int64](all)
@@ -267,16 +267,6 @@ func (r ranks) sizes(ctx context.Context, n int) ([]int64, error) {
 		}
 	}
 	return sizes, nil
-}
-
-// done returns a function that waits for a transfer.
-func done(ctx context.Context) func(comm.Pending, error) error {
-	return func(p comm.Pending, err error) error {
-		if err != nil {
-			return err
-		}
-		return p.Sync(ctx)
-	}
 }
 
 // gather collects every rank's blob on rank 0, in rank order; other ranks get nil.
@@ -296,7 +286,7 @@ func (r ranks) gather(ctx context.Context, blob []byte) ([][]byte, error) {
 			recv = append(recv, comm.Message{Peer: peer, View: v})
 		}
 	}
-	if err := done(ctx)(r.Exchange(send, recv)); err != nil || r.Rank() != 0 {
+	if err := comm.Finish(ctx)(r.Exchange(send, recv)); err != nil || r.Rank() != 0 {
 		return nil, err
 	}
 	return out, nil
@@ -312,7 +302,7 @@ func Broadcast(ctx context.Context, c comm.Communicator, blob []byte) ([]byte, e
 	if c.Rank() == 0 {
 		copy(tensor.Bytes(v), blob)
 	}
-	return tensor.Bytes(v), done(ctx)(c.Broadcast(v, 0))
+	return tensor.Bytes(v), comm.Finish(ctx)(c.Broadcast(v, 0))
 }
 
 // all returns on every rank whether all ranks passed true. Every rank must call it.
@@ -321,6 +311,6 @@ func (r ranks) all(ctx context.Context, yes bool) (bool, error) {
 	if yes {
 		tensor.Data[int64](v)[0] = 1
 	}
-	err := done(ctx)(r.AllReduce(v, comm.Min))
+	err := comm.Finish(ctx)(r.AllReduce(v, comm.Min))
 	return err == nil && tensor.Data[int64](v)[0] == 1, err
 }

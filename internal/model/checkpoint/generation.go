@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -45,19 +44,13 @@ const (
 )
 
 func newOrigin() origin {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "localhost" // for people only
-	}
+	host, _ := os.Hostname() // for people only
 	return origin{Host: host, PID: os.Getpid(), Time: time.Now().UTC().Truncate(time.Second),
 		Token: rand.Text()}
 }
 
-// parseOrigin reads an origin. A text without the final newline is incomplete.
+// parseOrigin reads an origin.
 func parseOrigin(data []byte) (o origin, err error) {
-	if !bytes.HasSuffix(data, []byte("\n")) {
-		return o, errors.New("it does not say who made it")
-	}
 	if err := json.Unmarshal(data, &o); err != nil {
 		return o, fmt.Errorf("it does not say who made it: %w", err)
 	}
@@ -77,40 +70,22 @@ func (o origin) String() string {
 		o.Time.Format(time.RFC3339))
 }
 
-// generations lists the generations of a directory in order, past any cache.
+// generations lists the generations of a directory, past any cache.
 func generations(d store) (all []int64, err error) {
-	err = retry(d, func() error {
-		if err := d.Refresh(); err != nil {
-			return err
-		}
-		entries, err := d.List()
-		all = nil
-		for _, e := range entries {
-			m := generationPattern.FindStringSubmatch(e.Name())
-			if m == nil {
-				continue
-			}
-			n, err := strconv.ParseInt(m[1], 10, 64)
-			if err != nil {
-				return err
-			}
+	entries, err := entriesOf(d)
+	if err != nil {
+		return nil, fmt.Errorf("starts of this run: %w", err)
+	}
+	for _, e := range entries {
+		if m := generationPattern.FindStringSubmatch(e.Name()); m != nil {
+			n, _ := strconv.ParseInt(m[1], 10, 64) // 18 digits are in range
 			all = append(all, n)
 		}
-		slices.Sort(all)
-		return err
-	})
-	if err != nil {
-		err = fmt.Errorf("starts of this run: %w", err)
 	}
-	return all, err
+	return all, nil
 }
 
-func last(all []int64) int64 {
-	if len(all) == 0 {
-		return 0
-	}
-	return all[len(all)-1]
-}
+func last(all []int64) int64 { return slices.Max(append(all, 0)) }
 
 // NextGeneration returns the number of the next start in a checkpoints directory locked by this process. Each restart
 // of the job adds one.
@@ -158,7 +133,6 @@ func (f *fence) decide(ctx context.Context, decision []byte) ([]byte, error) {
 	if decision != nil {
 		err := f.claim(decision)
 		if err == nil {
-			_ = f.removeOlder() // the next start tries again
 			return decision, nil
 		}
 		if !errors.Is(err, ErrSuperseded) && !errors.Is(err, fs.ErrExist) {
@@ -168,7 +142,7 @@ func (f *fence) decide(ctx context.Context, decision []byte) ([]byte, error) {
 	for {
 		all, err := generations(f.dir)
 		n := last(all)
-		if err != nil || n < f.start.First {
+		if n < f.start.First { // or err
 			return nil, err
 		}
 		o, err := f.await(ctx, n)
@@ -176,11 +150,8 @@ func (f *fence) decide(ctx context.Context, decision []byte) ([]byte, error) {
 			err = f.superseded(n)
 		}
 		again, seen := generations(f.dir)
-		if seen != nil || err != nil && last(again) == n {
-			return nil, cmp.Or(seen, err)
-		}
-		if last(again) == n { // else n may have been removed, and recorded again by a launcher that was late
-			return o.Decision, nil
+		if seen != nil || last(again) == n { // else n may have been removed, and recorded again by a late launcher
+			return o.Decision, cmp.Or(seen, err)
 		}
 	}
 }
@@ -191,25 +162,19 @@ func (f *fence) claim(decision []byte) error {
 	if err != nil {
 		return err
 	}
-	f.own.Decision = decision
-	next := f.start.Generation == 0
-	for n := last(all); ; n++ {
-		if next {
-			f.start.Generation = n + 1
-		} else if newer, err := f.ofNewerJob(n); err != nil {
-			return err
-		} else if newer || n > f.start.Generation {
-			return f.superseded(n)
-		}
-		err := f.create()
-		if next && errors.Is(err, fs.ErrExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("record of this start: %w", err)
-		}
-		return f.check() // if two starts race, each checks after its record
+	n := last(all)
+	f.own.Decision, f.start.Generation = decision, cmp.Or(f.start.Generation, n+1)
+	newer, err := f.ofNewerJob(n)
+	switch {
+	case err != nil:
+		return err
+	case newer || n > f.start.Generation:
+		return f.superseded(n)
 	}
+	if err := f.create(); err != nil {
+		return fmt.Errorf("record of this start: %w", err)
+	}
+	return f.check() // if two starts race, each checks after its record
 }
 
 // ofNewerJob reports whether generation n is of a job that began after this one.
@@ -293,8 +258,8 @@ func (f *fence) read(n int64) (origin, error) {
 func (f *fence) removeOlder() error {
 	all, err := generations(f.dir)
 	for _, n := range all {
-		if n < f.start.Generation && err == nil {
-			err = f.dir.RemoveAll(generationName(n))
+		if n < f.start.Generation {
+			err = cmp.Or(err, f.dir.RemoveAll(generationName(n)))
 		}
 	}
 	if err != nil {
@@ -335,12 +300,12 @@ func awaitVisible(ctx context.Context, d store, limit time.Duration, f func() er
 	if !d.Remote() {
 		return err
 	}
-	wait := firstPause
-	for waited := time.Duration(0); maybeStale(err) && waited < limit && ctx.Err() == nil; waited += wait {
+	wait, waited := firstPause, time.Duration(0)
+	for maybeStale(err) && waited < limit && ctx.Err() == nil {
 		d.Pause(ctx, wait)
-		_ = d.Refresh()
+		_ = d.Refresh() // f returns its error
 		err = retry(d, f)
-		wait = min(2*wait, lastPause)
+		wait, waited = min(2*wait, lastPause), waited+wait
 	}
 	return err
 }

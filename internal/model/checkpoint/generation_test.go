@@ -172,7 +172,16 @@ func TestLockNamesItsHolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again.Close()
+	defer again.Close()
+	for text, want := range map[string]string{"": "is in use by a process that it does not name: ",
+		`{"host":"h","pid":7}`: "is in use by process 7 on host h, since "} {
+		if err := os.WriteFile(again.Name(), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Lock(dir, "other"); !errors.Is(err, errLocked) || !strings.Contains(err.Error(), want) {
+			t.Errorf("a lock with %q: %v, want %q", text, err, want)
+		}
+	}
 }
 
 // A lostReply is a directory on a file server that loses its reply to the first rename.

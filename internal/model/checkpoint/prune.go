@@ -14,17 +14,10 @@ import (
 // entries lists the directory. If it succeeds, this start may remove any of it: a newer start would record itself
 // before it creates files, and there is no such record.
 func (s *Saver) entries() (names []string, err error) {
-	err = retry(s.dir, func() error {
-		if err := s.dir.Refresh(); err != nil {
-			return err
-		}
-		all, err := s.dir.List()
-		names = nil
-		for _, e := range all {
-			names = append(names, e.Name())
-		}
-		return err
-	})
+	all, err := entriesOf(s.dir)
+	for _, e := range all {
+		names = append(names, e.Name())
+	}
 	if err == nil {
 		err = s.fence.check()
 	}

@@ -104,17 +104,20 @@ func TestBits(t *testing.T) {
 	}
 }
 
-func TestAsyncCopies(t *testing.T) {
+func TestAsyncSavesOfChangingState(t *testing.T) {
 	params, ranges := small(2)
 	dir := t.TempDir()
 	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "run", Async: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The next step changes the slices as soon as Save returns. Each save waits for the one before.
+	// The next step changes the slices after the end of the save.
 	err = f.each(func(rank int, s *Saver) error {
 		snap := f.snapshot(rank, 0)
 		for step := range int64(4) {
+			if err := s.Wait(); err != nil {
+				return err
+			}
 			snap.Meta = metaOf(step, 2)
 			for i, now := range fill(params, ranges[rank], step) {
 				copy(snap.Fields[i].Data, now.Data)

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"regexp"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -63,11 +62,10 @@ type Snapshot struct {
 	// Ranges lists the elements that this rank saves, in ascending order. A parameter is in at most one range,
 	// completely or partly.
 	Ranges []Range
-	Fields []Field // each the elements of all ranges, in order
+	// Fields have the elements of all ranges, in order. Their slices must stay unchanged until the save has ended.
+	Fields []Field
 	// Best makes the file best name this checkpoint, and no longer an earlier one.
 	Best bool
-	// Owned: the slices of Fields stay unchanged until the save has ended, so the background save needs no copy.
-	Owned bool
 	// Err makes the save fail on every rank: this rank has no state to save.
 	Err error
 }
@@ -77,12 +75,11 @@ type Snapshot struct {
 type Saver struct {
 	o       Options
 	group   ranks
-	dir     store                // o.Dir, reopened
-	fence   fence                // of this start, on rank 0
-	local   *localDir            // nil for none
-	lock    *os.File             // rank 0 holds it until Close
-	pending chan error           // result of the background save; nil for none
-	buffers map[string][]float32 // the copy for the background save, by field
+	dir     store      // o.Dir, reopened
+	fence   fence      // of this start, on rank 0
+	local   *localDir  // nil for none
+	lock    *os.File   // rank 0 holds it until Close
+	pending chan error // result of the background save; nil for none
 
 	released bool
 	hung     bool // a write of this rank was left behind
@@ -140,7 +137,7 @@ func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 func newSaver(group comm.Communicator, o Options, dir store) *Saver {
 	o.Beat, o.Limit = cmp.Or(o.Beat, defaultBeat), cmp.Or(o.Limit, defaultLimit)
 	o.Start.Job = cmp.Or(o.Start.Job, o.RunID)
-	s := &Saver{o: o, group: ranks{group}, dir: dir, fence: newFence(dir, o.Start), buffers: map[string][]float32{}}
+	s := &Saver{o: o, group: ranks{group}, dir: dir, fence: newFence(dir, o.Start)}
 	s.at, s.wrap = func(string) error { return nil }, Disk
 	return s
 }
@@ -168,8 +165,7 @@ func (s *Saver) begin() error {
 // Save writes a checkpoint. It first waits for the previous save, and returns its error if that failed. If one rank
 // fails, all ranks return an error. After a RetryError the caller may continue and save again.
 //
-// An asynchronous Save returns when the state is copied, or at once if it is Owned. ctx also covers the writing, so it
-// must last as long as the run.
+// An asynchronous Save returns at once. ctx also covers the writing, so it must last as long as the run.
 func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
 	if err := s.Wait(); err != nil {
 		return err
@@ -186,13 +182,6 @@ func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
 		snap.Fields = bare
 		s.background(func() error { return s.finish(ctx, snap, p, err) })
 		return nil
-	}
-	if !snap.Owned {
-		snap.Fields = slices.Clone(snap.Fields)
-		for i, f := range snap.Fields {
-			b := append(s.buffers[f.Name][:0], f.Data...)
-			s.buffers[f.Name], snap.Fields[i].Data = b, b
-		}
 	}
 	s.background(func() error {
 		p, err := s.stage(ctx, snap)

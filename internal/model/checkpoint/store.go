@@ -159,15 +159,21 @@ type stepDir struct {
 	old  bool
 }
 
-// list returns the checkpoints in dir by name, newest step first. They may be damaged.
-func list(dir store) ([]stepDir, error) {
-	var entries []fs.DirEntry
-	err := retry(dir, func() (err error) {
-		if err = dir.Refresh(); err == nil {
+// entriesOf lists a directory, past any cache.
+func entriesOf(dir store) (entries []fs.DirEntry, err error) {
+	err = retry(dir, func() error {
+		err := dir.Refresh()
+		if err == nil {
 			entries, err = dir.List()
 		}
 		return err
 	})
+	return entries, err
+}
+
+// list returns the checkpoints in dir by name, newest step first. They may be damaged.
+func list(dir store) ([]stepDir, error) {
+	entries, err := entriesOf(dir)
 	if err != nil {
 		return nil, err
 	}

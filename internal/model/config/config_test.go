@@ -154,7 +154,7 @@ func TestResolve(t *testing.T) {
 		{"batch", "parallel: {data: 2}", "cpu", 2, Parallel{}, 0,
 			"train.global_batch_size: 1 is not a multiple of micro_batch_size 1 x parallel.data 2; take 2"},
 		{"product", "parallel: {data: 2, context: 2}", "cpu", 8, Parallel{}, 0,
-			"parallel.context: context 2 x data 2 is 4 ranks, but the run has 8"},
+			"parallel.context: context 2 x data 2 is 4, but the number of ranks is 8"},
 		{"bf16", "precision: {compute: bf16, kv_wire: bf16}", "cpu", 1,
 			Parallel{Context: 1, Data: 1, Transport: "auto",
 				Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},

@@ -70,6 +70,18 @@ func (f *faults) ok(paths ...string) bool {
 	return !slices.ContainsFunc(paths, func(p string) bool { return f.bad[p] })
 }
 
+// within reports whether a key of one of the sections, or the section itself, has a fault.
+func (f *faults) within(sections ...string) bool {
+	for key := range f.bad {
+		for _, s := range sections {
+			if key == s || strings.HasPrefix(key, s+".") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 func (f *faults) err() error {
 	if len(f.list) == 0 {
 		return nil

@@ -48,6 +48,9 @@ const (
 	maxRanks    = 1 << 20
 	maxSeed     = math.MaxInt64
 
+	// maxShares bounds the parts of samples on the ranks of a context group, each of which is a message.
+	maxShares = 1 << 13
+
 	// MaxPieces bounds the chunks of memory.loss_chunk tokens in one pass of a rank.
 	MaxPieces = 1 << 15
 )

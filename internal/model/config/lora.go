@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/cprun/cprun/internal/model/hf"
 )
 
@@ -22,6 +24,8 @@ func (l *loader) decodeLoRA() {
 	l.cfg.Model.Tuning.LoRA = a
 	if n := l.values["lora.targets"]; n != nil && n.Value == "all-linear" {
 		n.Value = "auto"
+	} else if n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+		l.add("lora.targets", "the list is empty; name modules, or write auto")
 	}
 	for i := range keys {
 		if section, _ := split(keys[i].path); section == loraSection {

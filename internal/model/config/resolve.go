@@ -69,6 +69,11 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		f.add("precision.grad_wire", "bf16 needs ranks that sum parts of the gradients, which memory.shard: none "+
 			"excludes; write memory.shard: optimizer, or fp32")
 	}
+	if n := c.Parallel.Context; n > 1 && f.ok("train.micro_batch_size", "parallel.context", "data.pack_documents") &&
+		!c.Data.Packs() && c.Train.MicroBatchSize > maxShares/n {
+		f.add("train.micro_batch_size", "%d samples over %d ranks are more than %d parts, each of which is sent by "+
+			"itself; write at most %d, or lower parallel.context", c.Train.MicroBatchSize, n, maxShares, max(1, maxShares/n))
+	}
 	if n := c.Memory.LossChunk; n > 0 && c.Parallel.Context > 0 &&
 		f.ok("memory.loss_chunk", "data.seq_len", "train.micro_batch_size") && c.passTokens()/n > MaxPieces {
 		f.add("memory.loss_chunk",
@@ -119,20 +124,21 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 	switch {
 	case p.Context > 0 && p.Data > 0:
 		if p.Context*p.Data != ranks {
-			f.add(contextKey, "context %d x data %d is %d ranks, but the run has %d; %s", p.Context, p.Data,
+			f.add(contextKey, "context %d x data %d is %d, but the number of ranks is %d; %s", p.Context, p.Data,
 				p.Context*p.Data, ranks, fix)
 			return
 		}
 	case p.Context > 0:
 		if ranks%p.Context != 0 {
-			f.add(contextKey, "%d does not divide %d ranks; take one of %s, or %s", p.Context, ranks, divisors(ranks),
-				fix)
+			f.add(contextKey, "%d does not divide the number of ranks, %d; take one of %s, or %s", p.Context, ranks,
+				divisors(ranks), fix)
 			return
 		}
 		p.Data = ranks / p.Context
 	case p.Data > 0:
 		if ranks%p.Data != 0 {
-			f.add(dataKey, "%d does not divide %d ranks; take one of %s, or %s", p.Data, ranks, divisors(ranks), fix)
+			f.add(dataKey, "%d does not divide the number of ranks, %d; take one of %s, or %s", p.Data, ranks,
+				divisors(ranks), fix)
 			return
 		}
 		p.Context = ranks / p.Data

@@ -49,11 +49,40 @@ func modelRules(c *Config, f *faults) {
 			f.add(key, "%s", fault.Msg)
 		}
 	}
-	if len(f.list) > 0 {
+	if f.within("model", "lora", "train.freeze") {
 		return
 	}
 	for _, fault := range c.Model.CheckTuning() {
 		f.add(fault.Key, "%s", fault.Msg)
+	}
+	sizeRule(c, f)
+}
+
+// maxNumbers bounds the activations and the weights, so that counts of bytes fit 64 bits.
+const maxNumbers = 1 << 56
+
+// sizeRule refuses a model beyond maxNumbers, at the key of its widest matrix.
+func sizeRule(c *Config, f *faults) {
+	m := &c.Model
+	if !f.ok("data.seq_len", "train.micro_batch_size") {
+		return
+	}
+	rows := max(float64(c.Data.SeqLen)*float64(c.Train.MicroBatchSize), float64(m.HiddenSize))
+	for _, w := range []struct {
+		key   string
+		width float64
+	}{
+		{"model.hidden_size", float64(m.HiddenSize) * float64(m.NumHiddenLayers)},
+		{"model.intermediate_size", 2 * float64(m.IntermediateSize) * float64(m.NumHiddenLayers)},
+		{"model.head_dim", float64(m.NumAttentionHeads) * float64(m.HeadDim) * float64(m.NumHiddenLayers)},
+		{"model.vocab_size", float64(m.VocabSize)},
+	} {
+		if n := rows * w.width; n > maxNumbers {
+			f.add(w.key, "with data.seq_len %d, train.micro_batch_size %d and model.num_hidden_layers %d it makes %.2g "+
+				"numbers, and the most is %.2g; lower one of them", c.Data.SeqLen, c.Train.MicroBatchSize,
+				m.NumHiddenLayers, n, float64(maxNumbers))
+			return
+		}
 	}
 }
 

@@ -71,6 +71,9 @@ func unknownKey(section, name string) (msg string, meant []string) {
 	if children := childrenOf[section]; section != "" && len(children) > 0 {
 		return "unknown key; " + section + " has " + strings.Join(children, ", "), nil
 	}
+	if keyAt[section] != nil {
+		return "unknown key; " + section + " has no keys within; write its whole value", []string{section}
+	}
 	return "unknown section; the sections are " + strings.Join(childrenOf[""], ", "), nil
 }
 

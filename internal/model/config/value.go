@@ -25,7 +25,7 @@ func (k *key) decode(n *yaml.Node, c *Config) error {
 		if word := map[bool]string{true: "null", false: "auto"}[IsNull(n)]; k.word != word {
 			return fmt.Errorf("has no value; want %s", k.wanted())
 		}
-		k.unset(field)
+		reflect.ValueOf(field).Elem().Set(reflect.ValueOf(k.wordValue(field)))
 		return nil
 	}
 	kind := k.kind(field)
@@ -35,34 +35,22 @@ func (k *key) decode(n *yaml.Node, c *Config) error {
 	return kind.check(k, field)
 }
 
-// unset sets a field to the key's word, auto or null.
-func (k *key) unset(field any) {
-	switch p := field.(type) {
+// wordValue returns the value of a field for the key's word, auto or null.
+func (k *key) wordValue(field any) any {
+	switch field.(type) {
 	case *int:
-		*p = k.wordIs
+		return k.wordIs
 	case *int64:
-		*p = int64(k.wordIs)
+		return int64(k.wordIs)
 	case *float64:
-		*p = float64(k.wordIs)
-	default:
-		reflect.ValueOf(field).Elem().SetZero()
+		return float64(k.wordIs)
 	}
+	return reflect.Zero(reflect.TypeOf(field).Elem()).Interface()
 }
 
 // isUnset reports whether a field is set to the key's word.
 func (k *key) isUnset(field any) bool {
-	if k.word == "" {
-		return false
-	}
-	switch p := field.(type) {
-	case *int:
-		return *p == k.wordIs
-	case *int64:
-		return *p == int64(k.wordIs)
-	case *float64:
-		return *p == float64(k.wordIs)
-	}
-	return reflect.ValueOf(field).Elem().IsZero()
+	return k.word != "" && reflect.DeepEqual(reflect.ValueOf(field).Elem().Interface(), k.wordValue(field))
 }
 
 func (k *key) integer(n *yaml.Node) (int64, error) {

@@ -455,13 +455,13 @@ func (e *chatEncoder) completed(c *conversation, whole string) (d Document, err 
 	return d, err
 }
 
-// texts encodes a prompt and completion of text. EOS ends the completion.
+// texts encodes a prompt and completion of text. EOS ends the completion; one of the prompt does not count.
 func (e *chatEncoder) texts(c *conversation, eos int) (d Document, err error) {
 	prompt, err := e.tok.Append(nil, c.prompt)
 	if err == nil {
 		d.IDs, err = e.tok.Append(nil, c.prompt+c.completion)
 	}
-	if n := len(d.IDs); err == nil && eos >= 0 && (n == 0 || int(d.IDs[n-1]) != eos) {
+	if n := len(d.IDs); err == nil && eos >= 0 && (c.completion == "" || int(d.IDs[n-1]) != eos) {
 		d.IDs = append(d.IDs, int32(eos))
 	}
 	if d.Labels = after(d.IDs, prompt); e.All {

@@ -1,6 +1,7 @@
 package data
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -10,44 +11,48 @@ import (
 )
 
 // Mixture draws samples from several loaders, with shares of the tokens by weight. Like a Loader it computes the n-th
-// sample from n alone: samples come in blocks, each with the same shares, in an order given by the seed. A loader that
-// runs out begins its next epoch.
+// sample from n alone. A loader that runs out begins its next epoch.
 type Mixture struct {
 	parts  []*Loader
 	starts []int64   // number of each part's first sample; last, the number of all samples
-	shares []float64 // of the samples; they sum to 1
-	most   int       // the part with the largest share
-	block  int64
+	order  []int     // the parts, that with the most tokens first
+	shares []float64 // by place in order: the part's share of the samples that earlier parts leave
+	epoch  int64
 	seed   int64
 }
 
-// minBlock bounds the samples of a block, which set the precision of a share.
-const minBlock = 1024
+// mixBlock bounds the samples that are shuffled together, so that every part of a run has the shares.
+const mixBlock = 32
+
+// maxEpoch bounds an epoch if the weight of the largest part is tiny.
+const maxEpoch = 1 << 52
 
 // Mix makes a mixture.
 func Mix(parts []*Loader, weights []float64, seed int64) (*Mixture, error) {
 	if len(parts) == 0 || len(parts) != len(weights) {
 		return nil, fmt.Errorf("data: a mixture of %d parts with %d weights", len(parts), len(weights))
 	}
-	m := &Mixture{parts: parts, starts: []int64{0}, shares: slices.Clone(weights), seed: seed}
-	sum := 0.0
+	m := &Mixture{parts: parts, starts: []int64{0}, shares: make([]float64, len(parts)), seed: seed}
+	shares := slices.Clone(weights)
 	for k, w := range weights {
 		if !(w > 0) || math.IsInf(w, 0) {
 			return nil, fmt.Errorf("data: the weight %v of part %d", w, k)
 		}
 		n, p := parts[k].Samples(), parts[k].plan
-		m.shares[k] *= float64(n*int64(p.SeqLen)) / float64(parts[k].Tokens()) // whole documents leave places empty
-		sum += m.shares[k]
-		m.starts = append(m.starts, m.starts[k]+n)
-		if m.shares[k] > m.shares[m.most] {
-			m.most = k
-		}
+		shares[k] *= float64(n*int64(p.SeqLen)) / float64(parts[k].Tokens()) // whole documents leave places empty
+		m.starts, m.order = append(m.starts, m.starts[k]+n), append(m.order, k)
 	}
-	for k := range m.shares {
-		m.shares[k] /= sum
+	slices.SortStableFunc(m.order, func(a, b int) int { return cmp.Compare(parts[b].Tokens(), parts[a].Tokens()) })
+	left := 0.0
+	for place, k := range slices.Backward(m.order) {
+		left += shares[k]
+		m.shares[place] = shares[k] / left
 	}
-	// The largest share takes the rounding of the others, so the block must be large enough for it.
-	m.block = max(minBlock, int64(len(parts)*len(parts)))
+	n := parts[m.order[0]].Samples()
+	m.epoch = int64(min(float64(n)/m.shares[0], maxEpoch))
+	for m.before(0, m.epoch) < n && m.epoch < maxEpoch {
+		m.epoch++
+	}
 	return m, nil
 }
 
@@ -55,46 +60,27 @@ func Mix(parts []*Loader, weights []float64, seed int64) (*Mixture, error) {
 func (m *Mixture) Samples() int64 { return m.starts[len(m.parts)] }
 
 // Epoch returns the samples of the mixture in which the largest loader gives each of its samples once.
-func (m *Mixture) Epoch() int64 {
-	largest := 0
-	for k, l := range m.parts {
-		if l.Tokens() > m.parts[largest].Tokens() {
-			largest = k
-		}
-	}
-	return int64(math.Ceil(float64(m.parts[largest].Samples()) / m.shares[largest]))
-}
+func (m *Mixture) Epoch() int64 { return m.epoch }
 
-// before counts the samples of a part in all earlier blocks.
-func (m *Mixture) before(part int, block int64) int64 {
-	if part != m.most {
-		return int64(m.shares[part] * float64(block*m.block))
-	}
-	n := block * m.block
-	for k := range m.parts {
-		if k != part {
-			n -= m.before(k, block)
-		}
-	}
-	return n
-}
+// before counts the samples of a part among n that earlier parts leave.
+func (m *Mixture) before(place int, n int64) int64 { return int64(m.shares[place] * float64(n)) }
 
-// Index returns the n-th sample of the training, from 0.
+// Index returns the n-th sample of the training, from 0. Blocks are shuffled; none crosses the end of an epoch.
 func (m *Mixture) Index(n int64) int64 {
 	if n < 0 {
 		panic(fmt.Sprintf("data: sample %d in the order of training", n))
 	}
-	block := n / m.block
-	at := newPermutation(m.block, m.seed, block).at(n % m.block)
-	for k, p := range m.parts {
-		before := m.before(k, block)
-		if here := m.before(k, block+1) - before; at >= here {
-			at -= here
-			continue
+	at := n % m.epoch
+	first := n - at%mixBlock
+	n = first + newPermutation(min(mixBlock, m.epoch-at+at%mixBlock), m.seed, first).at(n-first)
+	for place, k := range m.order {
+		before := m.before(place, n)
+		if m.before(place, n+1) > before {
+			return m.starts[k] + m.parts[k].Index(before)
 		}
-		return m.starts[k] + p.Index(before+at)
+		n -= before
 	}
-	panic("data: the shares of a block do not fill it")
+	panic("data: the last part takes all samples")
 }
 
 // part returns the loader of a sample and its number there.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -73,19 +74,26 @@ func TestMixturesKeepTheirWeights(t *testing.T) {
 			}
 			drawn[k][sample]++
 			counts[k]++
-			if i%m.block == m.block-1 {
-				for k, c := range counts {
-					if want := float64(i+1) * tc.weights[k] / sum; math.Abs(float64(c)-want) > float64(len(parts)) {
-						t.Fatalf("%v: after %d samples %d of part %d, want %.1f", tc, i+1, c, k, want)
-					}
+			bound := float64(len(parts)) // at the end of a block, and beside it
+			if at := (i + 1) % m.Epoch(); at%mixBlock != 0 {
+				bound += mixBlock / 2
+			}
+			for k, c := range counts {
+				if want := float64(i+1) * tc.weights[k] / sum; math.Abs(float64(c)-want) > bound {
+					t.Fatalf("%v: after %d samples %d of part %d, want %.1f", tc, i+1, c, k, want)
 				}
+			}
+			if largest := slices.Index(tc.samples, slices.Max(tc.samples)); i+1 == m.Epoch() &&
+				(counts[largest] != int64(tc.samples[largest]) || len(drawn[largest]) != tc.samples[largest]) {
+				t.Fatalf("%v: an epoch of %d has %d samples of the largest, %d different", tc, i+1, counts[largest],
+					len(drawn[largest]))
 			}
 		}
 		for k := range parts {
 			epochs := counts[k] / parts[k].Samples()
 			for s, c := range drawn[k] {
-				// The incomplete block has an order of its own.
-				if int64(c) < epochs-m.block/parts[k].Samples()-1 || int64(c) > epochs+m.block/parts[k].Samples()+2 {
+				part := mixBlock / parts[k].Samples() // of the last block
+				if int64(c) < epochs-part-1 || int64(c) > epochs+part+2 {
 					t.Errorf("%v: sample %d of part %d was drawn %d times in %d epochs", tc, s, k, c, epochs)
 				}
 			}
@@ -148,7 +156,7 @@ func TestWeightsAreSharesOfTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	var tokens [2]float64
-	for n := range int64(20 * minBlock) {
+	for n := range int64(20_000) {
 		s := m.Index(n)
 		part := 0
 		if s >= m.starts[1] {

@@ -59,11 +59,11 @@ func Open(s Source) (*Dataset, error) {
 	d := &Dataset{source: s, open: openFile, cut: -1}
 	for _, glob := range s.Paths {
 		paths, kind, err := find(glob)
-		if err == nil {
-			err = d.addAll(paths, kind)
-		}
 		if err != nil {
 			return nil, fmt.Errorf("data %s: %w", glob, err)
+		}
+		if err := d.addAll(paths, kind); err != nil { // it names the file
+			return nil, err
 		}
 	}
 	return d, nil

@@ -162,16 +162,12 @@ func closeAll(closers []func() error) error {
 // cudaKernel returns the kernel of a backend, and its close function.
 func cudaKernel(o CUDAOptions, s *cuda.Stream, l *gpu.Loader) (attention.Kernel, func() error, error) {
 	nothing := func() error { return nil }
-	asked, err := o.remedies()
-	if err != nil {
-		return nil, nil, err
-	}
 	switch o.Backend {
 	case "fused":
 		k, err := gpu.NewFused(s, l, gpu.FusedOptions{
 			Deterministic: o.Deterministic, Packed: o.Packed &&
 				backends.Packs(o.Machine.Arch, o.Machine.CUDNN), Workspace: o.Workspace,
-			ZeroWorkspace: asked.zeroWorkspace,
+			ZeroWorkspace: o.zeroWorkspace(),
 		})
 		if err != nil {
 			return nil, nil, err

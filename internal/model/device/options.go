@@ -13,10 +13,8 @@ import (
 type CUDAOptions struct {
 	Ordinal int    // among the GPUs visible to this process
 	Backend string // of attention: fused, flash or reference
-	// Remedies are those of the launcher's choice of Backend.
-	Remedies []backends.RemedyKind
-	Compute  tensor.DType
-	Machine  machine.Machine // from backend.Find
+	Compute tensor.DType
+	Machine machine.Machine // from backend.Find
 	// Reserve is the bytes that the device allocates in one piece first, for later calls of Alloc.
 	Reserve int64
 	// Workspace is the size of fused attention's workspace; see kernels.FusedWorkspace.
@@ -68,24 +66,7 @@ func (o *CUDAOptions) timed(part string) (end func()) {
 	return o.Timed(part)
 }
 
-// kernelRequests lists the requests of remedies to a kernel.
-type kernelRequests struct {
-	zeroWorkspace bool // clear the workspace before each backward call
-}
-
-// remedies returns the requests to the kernel, or an error for an unknown remedy, from a newer launcher.
-func (o *CUDAOptions) remedies() (r kernelRequests, err error) {
-	for _, kind := range o.Remedies {
-		switch {
-		case kind == backends.ZeroWorkspace && o.Backend == backends.Fused.String():
-			r.zeroWorkspace = true
-		case kind == backends.GrantWorkspace && o.Backend == backends.Fused.String():
-			// The kernel grants every call the workspace of its plan.
-		case kind == backends.SplitCall && o.Backend == backends.Fused.String():
-			// The kernel cuts every band into parts that cuDNN supports.
-		default:
-			return r, fmt.Errorf("attention backend %s with the remedy %s is not in this build", o.Backend, kind)
-		}
-	}
-	return r, nil
+// zeroWorkspace reports whether fused attention clears its workspace before each backward call.
+func (o *CUDAOptions) zeroWorkspace() bool {
+	return o.Packed && backends.LeavesWorkspace(o.Machine.Arch, o.Machine.CUDNN)
 }

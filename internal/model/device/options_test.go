@@ -1,36 +1,33 @@
 package device
 
 import (
-	"strings"
+	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/tensor"
 )
 
-// The device applies every remedy of its backend, and refuses one of another backend.
-func TestRemediesAreCarriedOutOrRefused(t *testing.T) {
-	for _, r := range backends.Rules() {
-		if r.Remedy == nil {
-			continue
+// A kernel clears its workspace exactly where the choice of the backend counts on it.
+func TestZeroWorkspaceAgreesWithTheRules(t *testing.T) {
+	for _, arch := range []int{90, 100} {
+		for _, cudnn := range []backends.Version{backends.V(9, 17, 0), backends.V(9, 18, 1)} {
+			for _, packed := range []bool{false, true} {
+				c, err := backends.Select(backends.Params{Arch: arch, CUDNN: cudnn, Want: backends.Fused, DType: tensor.BF16,
+					Batch: 1, SeqQ: 256, SeqKV: 256, Heads: 2, KVHeads: 2, HeadDim: 64, HeadDimV: 64, Causal: true,
+					WindowLeft: -1, Documents: packed, Training: true})
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := slices.ContainsFunc(c.Remedies, func(a backends.Applied) bool {
+					return a.Kind == backends.ZeroWorkspace
+				})
+				o := CUDAOptions{Machine: machine.Machine{Arch: arch, CUDNN: cudnn}, Packed: packed}
+				if got := o.zeroWorkspace(); got != want {
+					t.Errorf("sm%d, cuDNN %s, packed %t: cleared %t, by the rules %t", arch, cudnn, packed, got, want)
+				}
+			}
 		}
-		o := CUDAOptions{Backend: r.Backend.String(), Remedies: []backends.RemedyKind{r.Remedy.Kind}}
-		got, err := o.remedies()
-		if err != nil {
-			t.Errorf("%s: remedy %s: %v", r.ID, r.Remedy.Kind, err)
-		}
-		o.Backend = backends.Flash.String()
-		if _, err := o.remedies(); err == nil || !strings.Contains(err.Error(), r.Remedy.Kind.String()) {
-			t.Errorf("flash with %s: %v", r.Remedy.Kind, err)
-		}
-		if got.zeroWorkspace != (r.Remedy.Kind == backends.ZeroWorkspace) {
-			t.Errorf("%s: remedy %s clears the workspace: %t", r.ID, r.Remedy.Kind, got.zeroWorkspace)
-		}
-	}
-}
-
-func TestNoRemedyAsksForNothing(t *testing.T) {
-	o := CUDAOptions{Backend: "fused"}
-	if got, err := o.remedies(); err != nil || got != (kernelRequests{}) {
-		t.Errorf("%+v, %v", got, err)
 	}
 }

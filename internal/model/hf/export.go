@@ -112,15 +112,7 @@ func (m Model) write(dir *os.Root, limit int64) error {
 	})
 }
 
-func (m Model) elements(t Tensor) int64 {
-	n := int64(1)
-	for _, d := range t.Shape {
-		n *= int64(d)
-	}
-	return n
-}
-
-func (m Model) bytes(t Tensor) int64 { return m.elements(t) * m.DType.Bits() / 8 }
+func (m Model) bytes(t Tensor) int64 { return int64(t.Size()) * m.DType.Bits() / 8 }
 
 // shards fills the files in order. A tensor longer than the limit gets its own file.
 func (m Model) shards(limit int64) [][]filed {
@@ -172,7 +164,7 @@ func (m Model) entry(f filed) safetensors.Entry {
 }
 
 func (m Model) copy(w io.Writer, t Tensor) error {
-	total := m.elements(t)
+	total := int64(t.Size())
 	data := make([]float32, min(total, pieceSize))
 	for off := int64(0); off < total; off += int64(len(data)) {
 		data = data[:min(int64(len(data)), total-off)]

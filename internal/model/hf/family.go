@@ -107,6 +107,15 @@ type Tensor struct {
 	Row, Rows int    // its first row in Whole, and the rows of Whole
 }
 
+// Size returns the number of elements.
+func (t Tensor) Size() int {
+	n := 1
+	for _, s := range t.Shape {
+		n *= s
+	}
+	return n
+}
+
 // inFiles returns the tensor in files that holds t, and the elements before t in it.
 func (t Tensor) inFiles() (whole Tensor, before int64) {
 	if t.Whole == "" {
@@ -279,12 +288,6 @@ func (c *Config) Family() *Family {
 	}
 	return f
 }
-
-// HasHeadNorms reports whether query and key heads have a norm.
-func (f *Family) HasHeadNorms() bool { return f.Tensors[QueryNorm] != "" }
-
-// HasBranchNorms reports whether the results of attention and of the MLP have a norm before they are added.
-func (f *Family) HasBranchNorms() bool { return f.Tensors[AttentionNorm] != "" }
 
 // ropes lists the supported kinds of rope scaling, in the order of errors.
 var ropes = []string{"linear", "llama3", "longrope", "yarn"}

@@ -117,7 +117,7 @@ func TestLanguageModelOfALargerModel(t *testing.T) {
 			dir := t.TempDir()
 			var entries []safetensors.Entry
 			for i, tensor := range c.Tensors() {
-				data := slices.Repeat([]float32{float32(i)}, int(Model{}.elements(tensor)))
+				data := slices.Repeat([]float32{float32(i)}, tensor.Size())
 				entries = append(entries, safetensors.Floats(rename(tensor.Name), safetensors.F32, tensor.Shape, data))
 			}
 			entries = append(entries, safetensors.Floats(tower, safetensors.F32, []int{1}, []float32{-1}))

@@ -108,7 +108,7 @@ func TestExportedWeightsAreReadBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, ts := range m.Tensors {
-				want := make([]float32, m.elements(ts))
+				want := make([]float32, ts.Size())
 				_ = fill(ts, 0, want)
 				got, part := make([]float32, len(want)), make([]float32, len(want)/3)
 				if err := errors.Join(w.Read(ts, got, 0), w.Read(ts, part, 5)); err != nil {

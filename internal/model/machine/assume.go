@@ -31,7 +31,7 @@ var assumptions = []assumption{
 		amount(1<<20, func(m *Machine) *int64 { return &m.Link })},
 	{"net", "bytes a second that one device sends to other hosts such as 50G, 1M to 65536G", false,
 		amount(1<<20, func(m *Machine) *int64 { return &m.Net })},
-	{"ram", "bytes of memory of one host, for memory.offload, such as 2T, 16M to 65536G", true,
+	{"ram", "bytes of memory of one host, for memory.offload, such as 2T, 16M to 65536G", false,
 		amount(16<<20, func(m *Machine) *int64 { return &m.RAM })},
 }
 
@@ -85,6 +85,13 @@ func Assume(args []string) (Machine, error) {
 				faults = append(faults, &AssumeError{pair, "it describes a GPU, and " + why})
 			}
 		}
+	}
+	if m.IsCPU() && m.RAM > 0 { // a machine without GPUs has one memory
+		if given["memory"] != "" {
+			faults = append(faults, &AssumeError{"ram=" + given["ram"], "a machine without GPUs has one memory, and " +
+				"memory=" + given["memory"] + " says how much; leave one of the two out"})
+		}
+		m.Memory, m.RAM = m.RAM, 0
 	}
 	if !m.IsCPU() && given["flash"] == "" {
 		m.Flash = BuiltFlash

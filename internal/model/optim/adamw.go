@@ -24,13 +24,6 @@ type Device interface {
 // AdamStep holds the numbers of one step.
 type AdamStep = kernels.AdamStep
 
-// Segment is the elements [Lo, Hi) of the flat vector of parameters, with or without decay. Matrices and embeddings
-// decay; vectors, such as the weights of norms, do not.
-type Segment struct {
-	Lo, Hi int
-	Decay  bool
-}
-
 // AdamW is the optimizer of arXiv:1711.05101. Its order of operations, numbers and clipping (clip_grad_norm_) are those
 // in PyTorch.
 type AdamW struct {
@@ -46,35 +39,21 @@ type Update struct {
 	Step  int     // from 0, for the bias correction of the moments
 }
 
-// Step queues the update of the segments of p [n], given its gradient g and the moments m and v, which are 0 before
-// step 0. All are flat, float32 and of length n; elements in no segment stay unchanged. It sets c [n], of any type, to
-// the new p, unless c is the zero View. sum holds the square of the norm of the whole gradient (SumSquares, summed over
-// all ranks); the zero View if MaxNorm and the scale are 0. Neighbouring segments with equal decay are updated in one
-// call.
-func (a AdamW) Step(d Device, p, c, g, m, v, sum tensor.View, segments []Segment, u Update) {
+// Step queues the update of p [n], given its gradient g and the moments m and v, which are 0 before step 0. All are
+// flat, float32 and of length n. It sets c [n], of any type, to the new p, unless c is the zero View. sum holds the
+// square of the norm of the whole gradient (SumSquares, summed over all ranks); the zero View if MaxNorm and the scale
+// are 0. Matrices and embeddings decay; vectors, such as the weights of norms, do not.
+func (a AdamW) Step(d Device, p, c, g, m, v, sum tensor.View, decay bool, u Update) {
 	n := p.Size()
 	if g.Size() != n || m.Size() != n || v.Size() != n || !c.IsZero() && c.Size() != n {
 		panic(fmt.Sprintf("optim: adamw step of %v with gradient %v and moments %v, %v", p, g, m, v))
 	}
-	for i := 0; i < len(segments); {
-		s := segments[i]
-		for i++; i < len(segments) && segments[i].Lo == s.Hi && segments[i].Decay == s.Decay; i++ {
-			s.Hi = segments[i].Hi
-		}
-		h := AdamStep{LR: u.LR, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, MaxNorm: a.MaxNorm, Step: u.Step,
-			Scale: u.Scale}
-		if s.Decay {
-			h.Decay = a.WeightDecay
-		}
-		d.AdamW(part(p, s), part(c, s), part(g, s), part(m, s), part(v, s), sum, h)
+	h := AdamStep{LR: u.LR, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, MaxNorm: a.MaxNorm, Step: u.Step,
+		Scale: u.Scale}
+	if decay {
+		h.Decay = a.WeightDecay
 	}
-}
-
-func part(v tensor.View, s Segment) tensor.View {
-	if v.IsZero() {
-		return v
-	}
-	return v.Reshape([4]int{1, 1, 1, v.Size()}).Slice(tensor.Dim, s.Lo, s.Hi)
+	d.AdamW(p, c, g, m, v, sum, h)
 }
 
 // Schedule returns the learning rate of an optimizer step, counted from 0.

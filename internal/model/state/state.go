@@ -273,8 +273,8 @@ func (s *State) Update(d optim.Device, bucket int, norm2 View, u optim.Update) {
 // Step steps a piece of this rank's part of a bucket from element lo, given its masters and moments on the device.
 func (s *State) Step(d optim.Device, bucket, lo int, p, m, v, norm2 View, u optim.Update) {
 	n := p.Size()
-	all := []optim.Segment{{Lo: 0, Hi: n, Decay: bucket != s.Flat.Vectors()}}
-	s.adamw.Step(d, p, s.Copied(bucket, lo, n), Part(s.Held(s.Grads, bucket), lo, lo+n), m, v, norm2, all, u)
+	s.adamw.Step(d, p, s.Copied(bucket, lo, n), Part(s.Held(s.Grads, bucket), lo, lo+n), m, v, norm2,
+		bucket != s.Flat.Vectors(), u)
 }
 
 // Copied returns the model's copy of n elements of this rank's part of a bucket from lo; zero if the model reads

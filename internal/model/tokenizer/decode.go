@@ -51,7 +51,7 @@ func (d *Decoder) Append(dst []byte, id int32) []byte {
 			d.emit(string([]byte{byte(id)}))
 		}
 	} else if text, ok := d.words.of[id]; ok && !d.words.special[id] {
-		d.chain.take(text, true)
+		d.chain(text, true)
 	}
 	return d.taken()
 }
@@ -104,13 +104,10 @@ func (t *Tokenizer) invert() *texts {
 	return w
 }
 
-// A decoder is a chain of steps. Each step takes pieces of the output of the step before. begins marks the first piece
-// of a token.
+// A decoder is a chain of steps. Each step takes pieces of the output of the step before.
 
-// A link is a step and all steps after it.
-type link interface {
-	take(piece string, begins bool)
-}
+// A link takes a piece of text, for a step and all steps after it. begins marks the first piece of a token.
+type link func(piece string, begins bool)
 
 // A step makes a link in front of the next one.
 type step struct {
@@ -120,24 +117,26 @@ type step struct {
 	kind         string
 }
 
-type sink func(piece string)
-
-func (s sink) take(piece string, _ bool) { s(piece) }
-
-// fuseDecoder joins all tokens to one: Fuse.
-type fuseDecoder struct {
-	next link
-	some bool
+// perToken returns the links of a step that rewrites each token; first marks the first one.
+func perToken(rewrite func(token string, first bool) string) func(next link) link {
+	return func(next link) link {
+		some := false
+		return func(token string, begins bool) {
+			first := !some
+			some = true
+			next(rewrite(token, first), begins)
+		}
+	}
 }
 
-func (s *fuseDecoder) take(piece string, _ bool) {
-	s.next.take(piece, !s.some)
-	s.some = true
+// fuse joins all tokens to one: Fuse.
+func fuse(next link) link {
+	some := false
+	return func(piece string, _ bool) {
+		next(piece, !some)
+		some = true
+	}
 }
-
-// byteLevelDecoder turns the characters of ByteRunes back into bytes: ByteLevel. It keeps a token with any other
-// character.
-type byteLevelDecoder struct{ fuseDecoder }
 
 var runeBytes = func() map[rune]byte {
 	t := map[rune]byte{}
@@ -147,93 +146,49 @@ var runeBytes = func() map[rune]byte {
 	return t
 }()
 
-func (s *byteLevelDecoder) take(token string, begins bool) {
+// hiddenBytes turns the characters of ByteRunes back into bytes: ByteLevel. It keeps a token with any other character.
+func hiddenBytes(token string, _ bool) string {
 	b := make([]byte, 0, len(token))
 	for _, r := range token {
 		x, ok := runeBytes[r]
 		if !ok {
-			b = append(b[:0], token...)
-			break
+			return token
 		}
 		b = append(b, x)
 	}
-	s.fuseDecoder.take(string(b), begins)
+	return string(b)
 }
 
-// byteFallbackDecoder turns <0x41> into its byte: ByteFallback.
-type byteFallbackDecoder struct{ next link }
-
-func (s byteFallbackDecoder) take(token string, begins bool) {
+// fallbackByte turns <0x41> into its byte: ByteFallback.
+func fallbackByte(token string, _ bool) string {
 	if len(token) == 6 && strings.HasPrefix(token, "<0x") && token[5] == '>' {
 		if b, err := strconv.ParseUint(token[3:5], 16, 8); err == nil {
-			token = string([]byte{byte(b)})
+			return string([]byte{byte(b)})
 		}
 	}
-	s.next.take(token, begins)
+	return token
 }
 
-// replaceDecoder replaces a pattern in each token: Replace.
-type replaceDecoder struct {
-	next    link
-	by      replace
-	matcher matcher
-}
-
-func (s *replaceDecoder) take(token string, begins bool) {
-	// On an error of the pattern the token stays as it is.
-	if p, err := s.by.normalize(&s.matcher, piece{token, true}); err == nil {
-		token = p.text
+// stripped removes up to start and stop copies of a character at the ends of each token: Strip.
+func stripped(char string, start, stop int) func(next link) link {
+	return func(next link) link {
+		left := 0 // characters still to remove at the start of this token
+		return func(piece string, begins bool) {
+			if begins {
+				left = start
+			}
+			for left > 0 && strings.HasPrefix(piece, char) {
+				piece, left = piece[len(char):], left-1
+			}
+			if piece != "" {
+				left = 0
+			}
+			for range stop {
+				piece = strings.TrimSuffix(piece, char)
+			}
+			next(piece, begins)
+		}
 	}
-	s.next.take(token, begins)
-}
-
-// stripDecoder removes up to start and stop copies of a character at the ends of each token: Strip.
-type stripDecoder struct {
-	next        link
-	char        string
-	start, stop int
-	left        int // characters still to remove at the start of this token
-}
-
-func (s *stripDecoder) take(piece string, begins bool) {
-	if begins {
-		s.left = s.start
-	}
-	for s.left > 0 && strings.HasPrefix(piece, s.char) {
-		piece, s.left = piece[len(s.char):], s.left-1
-	}
-	if piece != "" {
-		s.left = 0
-	}
-	for range s.stop {
-		piece = strings.TrimSuffix(piece, s.char)
-	}
-	s.next.take(piece, begins)
-}
-
-// metaspaceDecoder turns marks into spaces: Metaspace.
-type metaspaceDecoder struct {
-	next  link
-	mark  string
-	drops bool // remove the marks of the first token, which the pre-tokenizer added
-	some  bool
-}
-
-func (s *metaspaceDecoder) take(token string, begins bool) {
-	space := " "
-	if s.drops && !s.some {
-		space = ""
-	}
-	s.some = true
-	s.next.take(strings.ReplaceAll(token, s.mark, space), begins)
-}
-
-// wordPieceDecoder puts a space before tokens that begin a word: WordPiece.
-type wordPieceDecoder struct {
-	next   link
-	prefix string
-	tidy   bool
-	some   bool
 }
 
 // cleanups lists the replacements with which the library cleans up spaces in English text.
@@ -242,53 +197,48 @@ var cleanups = [][2]string{
 	{" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
 }
 
-func (s *wordPieceDecoder) take(token string, begins bool) {
-	if s.some {
-		if rest, ok := strings.CutPrefix(token, s.prefix); ok {
-			token = rest
-		} else {
-			token = " " + token
-		}
+// spacedWord puts a space before a token that begins a word: WordPiece.
+func spacedWord(token, prefix string, tidy, first bool) string {
+	if rest, ok := strings.CutPrefix(token, prefix); ok && !first {
+		token = rest
+	} else if !first {
+		token = " " + token
 	}
-	s.some = true
-	if s.tidy {
-		for _, t := range cleanups {
+	for _, t := range cleanups {
+		if tidy {
 			token = strings.ReplaceAll(token, t[0], t[1])
 		}
 	}
-	s.next.take(token, begins)
+	return token
 }
 
-// bpeDecoder turns the end-of-word suffix into a space before the next word: BPEDecoder.
-type bpeDecoder struct {
-	next   link
-	suffix string
-	owed   string // the space, once a word follows
-}
-
-func (s *bpeDecoder) take(token string, begins bool) {
-	if s.owed != "" {
-		s.next.take(s.owed, true)
+// endOfWords turns the end-of-word suffix into a space before the next word: BPEDecoder.
+func endOfWords(suffix string) func(next link) link {
+	return func(next link) link {
+		owed := "" // the space, once a word follows
+		return func(token string, begins bool) {
+			if owed != "" {
+				next(owed, true)
+			}
+			owed = ""
+			if rest, ok := strings.CutSuffix(token, suffix); ok {
+				token, owed = rest, " "
+			}
+			next(strings.ReplaceAll(token, suffix, " "), begins)
+		}
 	}
-	s.owed = ""
-	if rest, ok := strings.CutSuffix(token, s.suffix); ok {
-		token, s.owed = rest, " "
-	}
-	s.next.take(strings.ReplaceAll(token, s.suffix, " "), begins)
 }
 
-// spaceDecoder puts a space between tokens, for a file without a decoder.
-type spaceDecoder struct {
-	next link
-	some bool
-}
-
-func (s *spaceDecoder) take(token string, begins bool) {
-	if s.some {
-		s.next.take(" ", true)
+// spaced puts a space between tokens, for a file without a decoder.
+func spaced(next link) link {
+	some := false
+	return func(token string, begins bool) {
+		if some {
+			next(" ", true)
+		}
+		some = true
+		next(token, begins)
 	}
-	s.some = true
-	s.next.take(token, begins)
 }
 
 // oneChar reports whether a text is one character. No border between pieces divides one.
@@ -313,7 +263,7 @@ type decoderFile struct {
 // parseDecoder reads a decoder as a list of steps.
 func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	if isNull(raw) {
-		return []step{{kind: "null", make: func(next link) link { return &spaceDecoder{next: next} }}}, nil
+		return []step{{kind: "null", make: spaced}}, nil
 	}
 	kind, err := kindOf(raw, depth)
 	if err != nil {
@@ -335,45 +285,47 @@ func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 func (k *decoderFile) step(kind string) (step, error) {
 	switch kind {
 	case "ByteLevel":
-		return step{fuses: true, whole: true, make: func(next link) link {
-			return &byteLevelDecoder{fuseDecoder{next: next}}
-		}}, nil
+		bytes := perToken(hiddenBytes)
+		return step{fuses: true, whole: true, make: func(next link) link { return bytes(fuse(next)) }}, nil
 	case "Fuse":
-		return step{fuses: true, make: func(next link) link { return &fuseDecoder{next: next} }}, nil
+		return step{fuses: true, make: fuse}, nil
 	case "ByteFallback":
-		return step{whole: true, make: func(next link) link { return byteFallbackDecoder{next} }}, nil
+		return step{whole: true, make: perToken(fallbackByte)}, nil
 	case "Replace":
 		by, err := newReplace(k.Pattern, k.Content)
-		return step{whole: !oneChar(by.pattern.literal), make: func(next link) link {
-			return &replaceDecoder{next: next, by: by}
-		}}, err
+		var m matcher
+		return step{whole: !oneChar(by.pattern.literal), make: perToken(func(token string, _ bool) string {
+			// On an error of the pattern the token stays as it is.
+			if p, err := by.normalize(&m, piece{token, true}); err == nil {
+				token = p.text
+			}
+			return token
+		})}, err
 	case "Strip":
 		if k.Content == nil || !oneChar(*k.Content) || k.Start < 0 || k.Stop < 0 || k.Start > maxTrim ||
 			k.Stop > maxTrim {
 			return step{}, fmt.Errorf("want one character as content, and start and stop from 0 to %d", maxTrim)
 		}
-		return step{whole: k.Stop > 0, make: func(next link) link {
-			return &stripDecoder{next: next, char: *k.Content, start: k.Start, stop: k.Stop}
-		}}, nil
+		return step{whole: k.Stop > 0, make: stripped(*k.Content, k.Start, k.Stop)}, nil
 	case "Metaspace":
-		c, err := newMetaspace(k.Replacement, k.PrependScheme, k.AddPrefixSpace, false)
-		if err != nil {
-			return step{}, err
-		}
-		m := c.(*metaspace)
-		return step{whole: true, make: func(next link) link {
-			return &metaspaceDecoder{next: next, mark: m.mark, drops: m.scheme != "never"}
-		}}, nil
+		m, err := newMetaspace(k.Replacement, k.PrependScheme, k.AddPrefixSpace, false)
+		return step{whole: true, make: perToken(func(token string, first bool) string {
+			if first && m.scheme != "never" { // the pre-tokenizer added these marks
+				return strings.ReplaceAll(token, m.mark, "")
+			}
+			return strings.ReplaceAll(token, m.mark, " ")
+		})}, err
 	case "WordPiece":
-		return step{whole: true, make: func(next link) link {
-			return &wordPieceDecoder{next: next, prefix: or(k.Prefix, "##"), tidy: or(k.Cleanup, true)}
-		}}, nil
+		prefix, tidy := or(k.Prefix, "##"), or(k.Cleanup, true)
+		return step{whole: true, make: perToken(func(token string, first bool) string {
+			return spacedWord(token, prefix, tidy, first)
+		})}, nil
 	case "BPEDecoder":
 		suffix := or(k.Suffix, "</w>")
 		if suffix == "" {
 			return step{}, errors.New("an empty suffix")
 		}
-		return step{whole: true, make: func(next link) link { return &bpeDecoder{next: next, suffix: suffix} }}, nil
+		return step{whole: true, make: endOfWords(suffix)}, nil
 	}
 	return step{}, fmt.Errorf("the type %.40q is not known", kind)
 }
@@ -391,9 +343,9 @@ func joined(steps []step, emit func(string)) (link, error) {
 			fused = s.kind
 		}
 	}
-	chain := link(sink(emit))
-	for i := len(steps) - 1; i >= 0; i-- {
-		chain = steps[i].make(chain)
+	chain := func(piece string, _ bool) { emit(piece) }
+	for _, s := range slices.Backward(steps) {
+		chain = s.make(chain)
 	}
 	return chain, nil
 }

@@ -241,21 +241,28 @@ func (p pattern) each(m *matcher, text string, f func(from, to int, match bool) 
 	if p.program != nil {
 		return m.each(p.program, text, f)
 	}
-	at := 0
-	for {
-		k := strings.Index(text[at:], p.literal)
-		if k < 0 {
-			break
+	return eachMatch(text, func(at int) (from, to int) {
+		if k := strings.Index(text[at:], p.literal); k >= 0 {
+			return at + k, at + k + len(p.literal)
 		}
-		if k > 0 {
-			if err := f(at, at+k, false); err != nil {
+		return -1, -1
+	}, f)
+}
+
+// eachMatch calls f with the matches in a text and the non-empty text between them. find returns the first match from a
+// place on, or -1.
+func eachMatch(text string, find func(at int) (from, to int), f func(from, to int, match bool) error) error {
+	at := 0
+	for from, to := find(0); from >= 0; from, to = find(at) {
+		if at < from {
+			if err := f(at, from, false); err != nil {
 				return err
 			}
 		}
-		if err := f(at+k, at+k+len(p.literal), true); err != nil {
+		if err := f(from, to, true); err != nil {
 			return err
 		}
-		at += k + len(p.literal)
+		at = to
 	}
 	if at < len(text) {
 		return f(at, len(text), false)

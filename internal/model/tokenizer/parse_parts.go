@@ -138,7 +138,7 @@ func parsePreTokenizer(raw json.RawMessage, depth int) (preTokenizer, error) {
 }
 
 // newMetaspace returns the pre-tokenizer Metaspace. It also reads the older form with add_prefix_space.
-func newMetaspace(mark, scheme string, prefix *bool, cuts bool) (preTokenizer, error) {
+func newMetaspace(mark, scheme string, prefix *bool, cuts bool) (*metaspace, error) {
 	r, err := oneRune(mark)
 	if err != nil {
 		return nil, err

@@ -33,26 +33,16 @@ type delimiters interface {
 type runes func(rune) bool
 
 func (is runes) each(_ *matcher, text string, f func(from, to int, match bool) error) error {
-	prev := 0
-	for at := 0; at < len(text); {
-		r, n := runeAt(text, at)
-		if is(r) {
-			if prev < at {
-				if err := f(prev, at, false); err != nil {
-					return err
-				}
+	return eachMatch(text, func(at int) (from, to int) {
+		for at < len(text) {
+			r, n := runeAt(text, at)
+			if is(r) {
+				return at, at + n
 			}
-			if err := f(at, at+n, true); err != nil {
-				return err
-			}
-			prev = at + n
+			at += n
 		}
-		at += n
-	}
-	if prev < len(text) {
-		return f(prev, len(text), false)
-	}
-	return nil
+		return -1, -1
+	}, f)
 }
 
 type split struct {

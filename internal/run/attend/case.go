@@ -63,7 +63,7 @@ func read(path string, f *safetensors.File) (*Case, error) {
 	if err := errors.Join(c.understood(), c.tensors()); err != nil {
 		return nil, err
 	}
-	return c, errors.Join(c.metadata(), c.scores())
+	return c, errors.Join(c.metadata(), c.sink(), c.slopes(), c.bias(), c.maxLogit())
 }
 
 // Needs estimates the bytes of tensors and results over all ranks. It is a float, since the product of lengths in the
@@ -129,7 +129,8 @@ var harmless = []string{"format", "lse", "name", "description", "torch_version",
 var attentionWords = []string{
 	"mask", "window", "causal", "doc", "seq", "slice", "range", "segment", "prefix", "block", "chunk", "local",
 	"global", "band", "pad", "pack", "bias", "alibi", "slope", "sink", "score", "soft", "scale", "cap", "logit", "drop",
-	"norm", "rope", "rotary", "pos", "offset", "align",
+	"norm", "rope", "rotary", "pos", "offset", "align", "attn", "attention", "sliding", "sparse", "diagonal", "lens",
+	"length", "visib", "decoder", "_left", "_right", "temperature",
 	"layout", "format", "head", "dim", "group", "batch", "q_", "k_", "v_", "kv", "query", "key", "value", "lse",
 }
 

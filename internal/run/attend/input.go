@@ -180,8 +180,9 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 	}
 	switch {
 	case len(names) > len(fits) || len(fits) > 1:
-		return n, fmt.Errorf("shapes %v of %v fit the layouts %s; name one in metadata \"layout\", or set heads or "+
-			"kv_heads", in.shapes, in.Tensors, strings.Join(names, " and "))
+		more := map[bool]string{true: ", or set heads or kv_heads"}[len(names) > len(fits)]
+		return n, fmt.Errorf("shapes %v of %v fit the layouts %s; name one in metadata \"layout\"%s", in.shapes,
+			in.Tensors, strings.Join(names, " and "), more)
 	case len(fits) == 0:
 		return n, fmt.Errorf("shapes %v of %v fit no layout; name it in metadata \"layout\":\n%w",
 			in.shapes, in.Tensors, errors.Join(errs...))

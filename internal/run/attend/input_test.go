@@ -163,11 +163,12 @@ func TestDetection(t *testing.T) {
 		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, map[string]string{"layout": "bs(h+2h_g)d"}, "bs(h+2h_g)d",
 			nil},
 		{shapes{"qkv": {9, 8, 16}, "dout": {1, 9, 4, 16}}, map[string]string{"docs": "[4,5]"}, "",
-			[]string{"t(h+2h_g)d"}},
+			[]string{"heads or kv_heads", "t(h+2h_g)d"}},
 		{shapes{"qkv": {9, 8, 16}, "dout": {1, 9, 4, 16}}, map[string]string{"docs": "[4,5]", "heads": "4"},
 			"t(h+2h_g)d", nil},
 		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"docs": "[4,5]", "heads": "5"}, "t3hd", nil},
-		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"docs": "[4,5]"}, "", []string{"t3hd", "tg(h/g+2)d"}},
+		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"docs": "[4,5]"}, "",
+			[]string{"t3hd", "tg(h/g+2)d", "heads or kv_heads"}},
 		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"heads": "3"}, "bs(h+2h_g)d", nil},
 		{shapes{"qkv": {2, 9, 4, 3, 8}}, nil, "bsh3d", nil}, // equal to bsg(h/g+2)d with a group per head
 		{shapes{"qkv": {2, 9, 4, 5, 8}}, nil, "bsg(h/g+2)d", nil},
@@ -205,6 +206,9 @@ func TestDetection(t *testing.T) {
 					t.Errorf("%v, %v: %v does not say %q", c.shapes, c.meta, err, w)
 				}
 			}
+			if strings.Contains(err.Error(), "heads or kv_heads") != slices.Contains(c.says, "heads or kv_heads") {
+				t.Errorf("%v, %v: %v names metadata that do not help", c.shapes, c.meta, err)
+			}
 			continue
 		}
 		if got.Input.Layout.String() != c.layout {
@@ -238,7 +242,8 @@ func TestNothingIsIgnored(t *testing.T) {
 		"bias": "alibi", "mask": "causal", "attn_mask": "x", "window_size": "3", "window_size_left": "3",
 		"cu_seqlens": "[0,9]", "cu_seqlens_q": "[0,9]", "dropout_p": "0.1", "q_ranges": "[]", "block_mask": "x",
 		"score_mod": "x", "alibi_slopes": "x", "softmax_type": "learnable", "prefix": "4", "Heads": "4",
-		"causl": "true", "is_causal": "true", "softmax_scale": "2",
+		"causl": "true", "is_causal": "true", "softmax_scale": "2", "attention_type": "sliding", "sliding": "4",
+		"bottom_right": "true", "q_lens": "[9]", "is_decoder": "true", "temperature": "2",
 	} {
 		refused(good, map[string]string{key: value}, `metadata "`+key+`"`, "causal, window, docs")
 	}

@@ -1,7 +1,6 @@
 package attend
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -229,31 +228,11 @@ type documents struct {
 	samples bool    // one list per sample
 }
 
-// length is an integer in JSON. It refuses null, fractions and numbers outside int.
-type length int
-
-// UnmarshalJSON reads a length.
-func (n *length) UnmarshalJSON(b []byte) error {
-	if bytes.Equal(b, []byte("null")) {
-		return errors.New("null is not a length")
-	}
-	return json.Unmarshal(b, (*int)(n))
-}
-
-type lengthList []length
-
-// UnmarshalJSON reads a list.
-func (l *lengthList) UnmarshalJSON(b []byte) error {
-	if !bytes.HasPrefix(b, []byte("[")) {
-		return errors.New("not a list")
-	}
-	return json.Unmarshal(b, (*[]length)(l))
-}
-
-func (l lengthList) ints() []int {
-	out := make([]int, len(l))
-	for i, n := range l {
-		out[i] = int(n)
+// values returns the integers of a JSON list without null.
+func values(list []*int) []int {
+	out := make([]int, len(list))
+	for i, n := range list {
+		out[i] = *n
 	}
 	return out
 }
@@ -264,20 +243,21 @@ func parseDocuments(text string) (d documents, err error) {
 	if err := files.Modest([]byte(text), maxDocs+1); err != nil {
 		return d, err
 	}
-	var one []length
-	if json.Unmarshal([]byte(text), &one) == nil {
+	var one []*int
+	if json.Unmarshal([]byte(text), &one) == nil && !slices.Contains(one, nil) {
 		if len(one) > 0 {
-			d.lists = [][]int{lengthList(one).ints()}
+			d.lists = [][]int{values(one)}
 		}
 		return d, nil
 	}
-	var each []lengthList
-	if json.Unmarshal([]byte(text), &each) != nil {
+	var each [][]*int
+	hasNull := func(l []*int) bool { return l == nil || slices.Contains(l, nil) }
+	if json.Unmarshal([]byte(text), &each) != nil || slices.ContainsFunc(each, hasNull) {
 		return d, errors.New("want a JSON list of document lengths, or a list of such lists, one per sample")
 	}
 	d.samples = true
 	for _, l := range each {
-		d.lists = append(d.lists, l.ints())
+		d.lists = append(d.lists, values(l))
 	}
 	return d, nil
 }
@@ -327,9 +307,9 @@ func parseSlice(text []byte) (s partition.Slice, err error) {
 	if json.Unmarshal(text, &fields) != nil || len(fields) != 5 {
 		return s, errSlice
 	}
-	var bounds [4]length
+	var bounds [4]*int
 	for i := range bounds {
-		if json.Unmarshal(fields[i], &bounds[i]) != nil {
+		if json.Unmarshal(fields[i], &bounds[i]) != nil || bounds[i] == nil {
 			return s, errSlice
 		}
 	}
@@ -337,8 +317,8 @@ func parseSlice(text []byte) (s partition.Slice, err error) {
 	if json.Unmarshal(fields[4], &mask) != nil || mask == nil {
 		return s, errSlice
 	}
-	s.Q = partition.Range{Lo: int(bounds[0]), Hi: int(bounds[1])}
-	s.K = partition.Range{Lo: int(bounds[2]), Hi: int(bounds[3])}
+	s.Q = partition.Range{Lo: *bounds[0], Hi: *bounds[1]}
+	s.K = partition.Range{Lo: *bounds[2], Hi: *bounds[3]}
 	s.Mask, err = partition.ParseSliceMask(*mask)
 	return s, err
 }

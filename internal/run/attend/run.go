@@ -10,7 +10,6 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/safetensors"
-	rules "github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/partition"
@@ -25,8 +24,6 @@ type Spec struct {
 	DType         string // element type of the computation: fp64, fp32, bf16, fp16
 	Device        string // cpu or cuda
 	Machine       machine.Machine
-	// Remedies are needed by the chosen Backend.
-	Remedies []rules.RemedyKind `json:",omitempty"`
 }
 
 // A Report is the result of rank 0, which `cprun attention --json` prints.
@@ -157,7 +154,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 		return nil, err
 	}
 	slowest := tensor.FromSlice([]float64{took.Seconds()}, 1)
-	if err := wait(ctx)(world.AllReduce(slowest, comm.Max)); err != nil {
+	if err := comm.Finish(ctx)(world.AllReduce(slowest, comm.Max)); err != nil {
 		return nil, err
 	}
 	if err := c.write(ctx, s, shape, world, l); err != nil {
@@ -222,16 +219,6 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 	return took, dev.Stream.Sync(ctx)
 }
 
-// wait waits for a transfer that was just begun.
-func wait(ctx context.Context) func(comm.Pending, error) error {
-	return func(p comm.Pending, err error) error {
-		if err != nil {
-			return err
-		}
-		return p.Sync(ctx)
-	}
-}
-
 type local struct {
 	q, k, v, do          View
 	out, lse, dq, dk, dv result
@@ -273,76 +260,70 @@ func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int
 		return nil, err
 	}
 	l := &local{}
-	if l.terms, err = c.loadTerms(wide(dtype), qs, dev); err != nil {
-		return nil, err
-	}
-	type input struct {
-		name  string
-		dst   *View
-		shape [4]int
-		fill  func(host View) error
-	}
 	part := func(of func(q, k, v View) View) func(View) error {
 		return func(host View) error { unpack(host, three, of); return nil }
 	}
-	inputs := []input{
-		{"q", &l.q, q, part(func(q, _, _ View) View { return q })},
-		{"k", &l.k, k, part(func(_, k, _ View) View { return k })},
-		{"v", &l.v, v, part(func(_, _, v View) View { return v })},
-	}
-	type output struct {
-		dst   *result
-		dtype tensor.DType
-		shape [4]int
-	}
-	outputs := []output{{&l.out, dtype, o}, {&l.lse, wide(dtype), [4]int{c.Batch, nq, c.Heads, 1}}}
+	x := loader{dev: dev}
+	x.input("q", &l.q, dtype, q, part(func(q, _, _ View) View { return q }))
+	x.input("k", &l.k, dtype, k, part(func(_, k, _ View) View { return k }))
+	x.input("v", &l.v, dtype, v, part(func(_, _, v View) View { return v }))
+	x.output(&l.out, dtype, o)
+	x.output(&l.lse, wide(dtype), [4]int{c.Batch, nq, c.Heads, 1})
 	if c.Backward {
-		dout := func(host View) error { return c.rows("dout", host, qs, c.SeqQ) }
-		inputs = append(inputs, input{"dout", &l.do, o, dout})
-		outputs = append(outputs, output{&l.dq, wide(dtype), q}, output{&l.dk, wide(dtype), k},
-			output{&l.dv, wide(dtype), v})
+		x.input("dout", &l.do, dtype, o, func(host View) error { return c.rows("dout", host, qs, c.SeqQ) })
+		x.output(&l.dq, wide(dtype), q)
+		x.output(&l.dk, wide(dtype), k)
+		x.output(&l.dv, wide(dtype), v)
 	}
-	for _, in := range inputs {
-		r, err := places(dev, dtype, in.shape)
-		if err == nil {
-			err = in.fill(r.host)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", in.name, err)
-		}
-		dev.Store.Upload(r.wide, r.host)
-		if r.dev != r.wide {
-			dev.Ops.Copy(r.dev, r.wide)
-		}
-		*in.dst = r.dev
-	}
-	for _, out := range outputs {
-		if *out.dst, err = places(dev, out.dtype, out.shape); err != nil {
-			return nil, err
-		}
+	l.terms = c.loadTerms(&x, wide(dtype), qs)
+	if x.err != nil {
+		return nil, x.err
 	}
 	return l, dev.Stream.Sync(ctx)
 }
 
-// places allocates a tensor on the device and on the host.
-func places(dev *device.Device, dtype tensor.DType, shape [4]int) (r result, err error) {
-	n := shape[0] * shape[1] * shape[2] * shape[3]
-	if r.dev, err = dev.Vector("tensor", dtype, n); err != nil {
-		return r, err
+// A loader allocates the tensors of a case. After an error it does nothing.
+type loader struct {
+	dev *device.Device
+	err error
+}
+
+// input uploads a tensor that fill reads in the type of the file.
+func (x *loader) input(name string, to *View, t tensor.DType, shape [4]int, fill func(host View) error) {
+	if x.err != nil {
+		return
 	}
-	r.wide = r.dev
-	if t := wide(dtype); t != dtype {
-		if r.wide, err = dev.Vector("tensor", t, n); err != nil {
-			return r, err
+	var r result
+	if x.output(&r, t, shape); x.err == nil {
+		x.err = fill(r.host)
+	}
+	if x.err != nil {
+		x.err = fmt.Errorf("%s: %w", name, x.err)
+		return
+	}
+	x.dev.Store.Upload(r.wide, r.host)
+	if r.dev != r.wide {
+		x.dev.Ops.Copy(r.dev, r.wide)
+	}
+	*to = r.dev
+}
+
+// output allocates a tensor on the device and on the host.
+func (x *loader) output(r *result, dtype tensor.DType, shape [4]int) {
+	n := shape[0] * shape[1] * shape[2] * shape[3]
+	vector := func(to *View, of func(string, tensor.DType, int) (View, error), what string, t tensor.DType) {
+		if x.err == nil {
+			*to, x.err = of(what, t, n)
+		}
+		if x.err == nil {
+			*to = to.Reshape(shape)
 		}
 	}
-	if r.host, err = dev.HostVector("staging memory", wide(dtype), n); err != nil {
-		return r, err
+	vector(&r.dev, x.dev.Vector, "tensor", dtype)
+	if r.wide = r.dev; wide(dtype) != dtype {
+		vector(&r.wide, x.dev.Vector, "tensor", wide(dtype))
 	}
-	for _, v := range []*View{&r.dev, &r.wide, &r.host} {
-		*v = v.Reshape(shape)
-	}
-	return r, nil
+	vector(&r.host, x.dev.HostVector, "staging memory", wide(dtype))
 }
 
 // eachRun calls f for every run of consecutive positions.
@@ -410,7 +391,7 @@ func gather(ctx context.Context, world comm.Communicator, shape partition.Shape,
 		if v.Size() > 0 {
 			send = []comm.Message{{Peer: 0, View: v}}
 		}
-		return View{}, wait(ctx)(world.Exchange(send, nil))
+		return View{}, comm.Finish(ctx)(world.Exchange(send, nil))
 	}
 	parts := []View{v}
 	var recv []comm.Message
@@ -422,7 +403,7 @@ func gather(ctx context.Context, world comm.Communicator, shape partition.Shape,
 			recv = append(recv, comm.Message{Peer: r, View: part})
 		}
 	}
-	if err := wait(ctx)(world.Exchange(nil, recv)); err != nil {
+	if err := comm.Finish(ctx)(world.Exchange(nil, recv)); err != nil {
 		return View{}, err
 	}
 	whole := tensor.New(v.DType(), v.Len(tensor.Batch), seq, v.Len(tensor.Heads), v.Len(tensor.Dim))

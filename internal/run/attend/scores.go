@@ -2,7 +2,6 @@ package attend
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -11,7 +10,6 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/safetensors"
-	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
@@ -29,10 +27,6 @@ type Scores struct {
 var scoreTensors = []string{"sink", "alibi_slopes", "bias"}
 
 const offByOne = "off_by_one"
-
-func (c *Case) scores() error {
-	return errors.Join(c.sink(), c.slopes(), c.bias(), c.maxLogit())
-}
 
 func (c *Case) slopes() error {
 	if !c.has("alibi_slopes") {
@@ -110,55 +104,41 @@ type terms struct {
 
 // loadTerms reads the vectors, which every rank needs completely, and the rows qs of the bias, and allocates results. t
 // is the type of LSE.
-func (c *Case) loadTerms(t tensor.DType, qs []partition.Span, dev *device.Device) (x terms, err error) {
+func (c *Case) loadTerms(l *loader, t tensor.DType, qs []partition.Span) (x terms) {
 	heads, nq := [4]int{1, 1, c.Heads, 1}, partition.Count(qs)
 	x.rows = nq
-	load := func(name string, to *View, shape [4]int, fill func(host View) error) {
-		if err != nil {
-			return
-		}
-		var r result
-		if r, err = places(dev, t, shape); err == nil {
-			err = fill(r.host)
-		}
-		if err != nil {
-			err = fmt.Errorf("%s: %w", name, err)
-			return
-		}
-		dev.Store.Upload(r.dev, r.host)
-		*to = r.dev
-	}
-	room := func(to *result, wanted bool, shape [4]int) {
-		if err == nil && wanted {
-			*to, err = places(dev, t, shape)
-		}
-	}
 	whole := func(name string) func(View) error {
 		return func(host View) error { return c.file.ReadInto(name, host, 0) }
 	}
 	switch {
 	case c.Scores.OffByOne:
-		load("sink", &x.sink, heads, func(View) error { return nil }) // 0
+		l.input("sink", &x.sink, t, heads, func(View) error { return nil }) // 0
 	case c.Scores.Sink:
-		load("sink", &x.sink, heads, whole("sink"))
+		l.input("sink", &x.sink, t, heads, whole("sink"))
 	}
-	room(&x.dsink, c.dsink(), heads)
+	if c.Scores.Sink && c.Backward {
+		l.output(&x.dsink, t, heads)
+	}
 	if c.Scores.ALiBi {
-		load("alibi_slopes", &x.slopes, heads, whole("alibi_slopes"))
+		l.input("alibi_slopes", &x.slopes, t, heads, whole("alibi_slopes"))
 	}
 	if b := c.Scores.Bias; b != nil {
 		x.biasBatch, x.biasHeads = b[0], b[1]
 		rows := [4]int{b[0] * b[1], nq, 1, c.SeqKV}
-		load("bias", &x.bias, rows, func(host View) error { return c.rows("bias", host, qs, c.SeqQ) })
-		room(&x.dbias, c.Backward, rows)
+		l.input("bias", &x.bias, t, rows, func(host View) error { return c.rows("bias", host, qs, c.SeqQ) })
+		if c.Backward {
+			l.output(&x.dbias, t, rows)
+		}
 		if b[0] == 1 && c.Backward && c.Masks.Apart() {
 			var of result
-			room(&of, true, rows)
+			l.output(&of, t, rows)
 			x.dbiasOf = of.dev
 		}
 	}
-	room(&x.largest, c.Scores.MaxLogit, [4]int{c.Batch, nq, c.Heads, 1})
-	return x, err
+	if c.Scores.MaxLogit {
+		l.output(&x.largest, t, [4]int{c.Batch, nq, c.Heads, 1})
+	}
+	return x
 }
 
 func (x *terms) softmax(p attention.Softmax) attention.Softmax {
@@ -220,8 +200,6 @@ func (x *terms) results() (list []*result) {
 	return list
 }
 
-func (c *Case) dsink() bool { return c.Scores.Sink && c.Backward }
-
 // sinks folds the sinks into the result, if there are any, and computes their gradient.
 func (l *local) sinks(s attention.Sinks, acc attention.Partial) error {
 	if l.sink.IsZero() {
@@ -241,7 +219,7 @@ func (c *Case) writeTerms(ctx context.Context, world comm.Communicator, shape pa
 	x *terms) (entries []safetensors.Entry, err error) {
 	reduced := func(name string, v View, op comm.Op, dims ...int) {
 		if err == nil {
-			err = wait(ctx)(world.AllReduce(v, op))
+			err = comm.Finish(ctx)(world.AllReduce(v, op))
 		}
 		if err != nil {
 			err = fmt.Errorf("gathering %s: %w", name, err)

@@ -173,7 +173,7 @@ func (s *AttentionSpec) spec(w ring.Strategy, shape partition.Shape) ring.Spec {
 	return w.Spec(shape, s.Heads, s.KVHeads)
 }
 
-// Attention measures every row and passes it to emit on rank 0. Every rank calls it.
+// Attention measures every row and passes it to emit. Every rank calls it; the rows of rank 0 count.
 func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(AttentionRow) error) (err error) {
 	defer device.Caught(&err)
 	r.Seconds = s.Seconds
@@ -186,9 +186,6 @@ func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(Attenti
 		if err != nil {
 			//lint:ignore ST1005 S is the length of the sequence
 			return fmt.Errorf("S=%s, %s: %w", readable.Size(int64(w.Seq)), w.Strategy, err)
-		}
-		if r.World.Rank() != 0 {
-			continue
 		}
 		if err := emit(*row); err != nil {
 			return err

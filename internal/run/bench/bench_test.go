@@ -20,6 +20,16 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
+// collect returns a function that appends the rows of rank 0.
+func collect[T any](r *Rank, rows *[]T) func(T) error {
+	return func(row T) error {
+		if r.World.Rank() == 0 {
+			*rows = append(*rows, row)
+		}
+		return nil
+	}
+}
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestMedian(t *testing.T) {
@@ -89,7 +99,7 @@ func TestAttentionOfOneAndTwoRanks(t *testing.T) {
 		}
 		var rows []AttentionRow
 		ranks(t, n, func(r *Rank) error {
-			return r.Attention(t.Context(), spec, func(row AttentionRow) error { rows = append(rows, row); return nil })
+			return r.Attention(t.Context(), spec, collect(r, &rows))
 		})
 		if len(rows) != 4 {
 			t.Fatalf("%d ranks: %d rows, want 4", n, len(rows))
@@ -119,7 +129,7 @@ func TestQuickAttentionTimesThePassesOnly(t *testing.T) {
 		DType: "fp32", Heads: 2, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1, Iters: 1, Quick: true}
 	var rows []AttentionRow
 	ranks(t, 2, func(r *Rank) error {
-		return r.Attention(t.Context(), spec, func(row AttentionRow) error { rows = append(rows, row); return nil })
+		return r.Attention(t.Context(), spec, collect(r, &rows))
 	})
 	if len(rows) != 1 || !(rows[0].Forward.Seconds > 0) || !(rows[0].Both.Seconds > 0) || rows[0].Memory == 0 ||
 		rows[0].Local != nil || rows[0].Alone != nil || rows[0].Hops != nil {
@@ -145,7 +155,7 @@ func TestTransfersCountWhatGoesOverALink(t *testing.T) {
 	}
 	var rows []Transfer
 	ranks(t, 2, func(r *Rank) error {
-		return r.Comm(t.Context(), spec, func(row Transfer) error { rows = append(rows, row); return nil })
+		return r.Comm(t.Context(), spec, collect(r, &rows))
 	})
 	// With 4096 bytes and two ranks: all bytes for an exchange, half for a collective, twice that for all_reduce.
 	want := map[string]float64{"exchange": 4096, "all_reduce": 4096, "reduce_scatter": 2048, "all_gather": 2048}
@@ -160,7 +170,7 @@ func TestTransfersCountWhatGoesOverALink(t *testing.T) {
 	check(t, &Report{Bench: "comm", Ranks: 2, Machine: Machine{Device: "cpu"}, Comm: rows})
 	spec.Calls, spec.Iters, rows = Calls[:1], 0, nil // until it is accurate
 	ranks(t, 2, func(r *Rank) error {
-		return r.Comm(t.Context(), spec, func(row Transfer) error { rows = append(rows, row); return nil })
+		return r.Comm(t.Context(), spec, collect(r, &rows))
 	})
 	if len(rows) != 1 || !(rows[0].Seconds > 0) {
 		t.Errorf("without a number of iterations: %+v", rows)
@@ -173,7 +183,7 @@ func TestEveryOperationIsMeasured(t *testing.T) {
 	spec.Tokens, spec.Vocab, spec.Chunk, spec.Params, spec.Ceiling = 32, 64, 16, 1<<12, 32
 	var rows []Operation
 	ranks(t, 1, func(r *Rank) error {
-		return r.Ops(t.Context(), spec, func(row Operation) error { rows = append(rows, row); return nil })
+		return r.Ops(t.Context(), spec, collect(r, &rows))
 	})
 	Compare(rows)
 	names := make(map[string]bool)

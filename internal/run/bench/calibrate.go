@@ -99,7 +99,7 @@ func (s *CalibrateSpec) Workspace(matrix bool) int64 {
 	})
 }
 
-// Calibrate measures everything, and passes the parts of the set to emit on rank 0. Every rank calls it.
+// Calibrate measures everything, and passes the parts of the set to emit, as Attention does.
 func (r *Rank) Calibrate(ctx context.Context, s CalibrateSpec, emit func(cost.Set) error) (err error) {
 	defer device.Caught(&err)
 	r.Budget, r.Tolerance = s.Budget, s.Tolerance
@@ -116,10 +116,9 @@ func (r *Rank) Calibrate(ctx context.Context, s CalibrateSpec, emit func(cost.Se
 		if err != nil {
 			return err
 		}
-		if set.Ranks = r.World.Size(); r.World.Rank() == 0 {
-			if err := emit(set); err != nil {
-				return err
-			}
+		set.Ranks = r.World.Size()
+		if err := emit(set); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -552,7 +551,7 @@ func (c *calibration) links(ctx context.Context) (set cost.Set, err error) {
 		return set, nil
 	}
 	s := CommSpec{Sizes: c.spec.Links, Calls: Calls, Iters: minIters, Warmup: 1}
-	err = c.comm(ctx, s, func(t Transfer) error {
+	err = c.Comm(ctx, s, func(t Transfer) error {
 		pair := cost.SameHost
 		if slices.Contains(otherHosts, t.Transport) {
 			pair = cost.OtherHost

@@ -24,6 +24,9 @@ func TestCalibrate(t *testing.T) {
 		set := cost.Set{Ranks: n}
 		ranks(t, n, func(r *Rank) error {
 			return r.Calibrate(context.Background(), spec, func(s cost.Set) error {
+				if r.World.Rank() > 0 {
+					return nil
+				}
 				set.Attention, set.Products = append(set.Attention, s.Attention...), append(set.Products, s.Products...)
 				set.Passes, set.Links = append(set.Passes, s.Passes...), append(set.Links, s.Links...)
 				set.CallSeconds = max(set.CallSeconds, s.CallSeconds)

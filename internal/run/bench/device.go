@@ -63,11 +63,7 @@ func DType(name string, cpu bool) (tensor.DType, error) {
 
 func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
 	v := tensor.FromSlice(xs, len(xs))
-	p, err := r.Control.AllReduce(v, comm.Max)
-	if err == nil {
-		err = p.Sync(ctx)
-	}
-	if err != nil {
+	if err := comm.Finish(ctx)(r.Control.AllReduce(v, comm.Max)); err != nil {
 		return nil, fmt.Errorf("maximum over all ranks: %w", err)
 	}
 	return tensor.Data[float64](v), nil

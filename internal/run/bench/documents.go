@@ -104,8 +104,8 @@ type packed struct {
 	user, imbalance, sent, dispatch                           []float64
 }
 
-// Packed measures packs of documents and passes a row for each layout and algorithm to emit on rank 0. Every rank calls
-// it. It alternates the rows pack by pack, since clocks and other load change over time.
+// Packed measures packs of documents and passes a row for each layout and algorithm to emit, as Attention does. It
+// alternates the rows pack by pack, since clocks and other load change over time.
 func (r *Rank) Packed(ctx context.Context, s AttentionSpec, emit func(PackedRow) error) (err error) {
 	defer device.Caught(&err)
 	t, err := r.attentionRun(s)
@@ -126,9 +126,6 @@ func (r *Rank) Packed(ctx context.Context, s AttentionSpec, emit func(PackedRow)
 		}
 	}
 	for _, c := range cells {
-		if t.World.Rank() != 0 {
-			continue
-		}
 		if err := emit(c.row(t, most)); err != nil {
 			return err
 		}

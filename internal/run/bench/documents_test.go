@@ -36,7 +36,7 @@ func TestPackedDocumentsAreMeasured(t *testing.T) {
 	}
 	var rows []PackedRow
 	ranks(t, 2, func(r *Rank) error {
-		return r.Packed(t.Context(), spec, func(row PackedRow) error { rows = append(rows, row); return nil })
+		return r.Packed(t.Context(), spec, collect(r, &rows))
 	})
 	if len(rows) != 4 {
 		t.Fatalf("%d rows, want 4", len(rows))

@@ -14,17 +14,6 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-type trace struct {
-	mu    sync.Mutex
-	spans []tensor.Span // guarded by mu
-}
-
-func (t *trace) add(s tensor.Span) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.spans = append(t.spans, s)
-}
-
 // hopRounds is the maximum number of traced passes.
 const hopRounds = 5
 
@@ -92,16 +81,21 @@ func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) 
 	if err := p.both(); err != nil {
 		return nil, err
 	}
-	var all trace
+	var mu sync.Mutex
+	var spans []tensor.Span // guarded by mu
 	lane := t.Device.Stream.(Lane)
-	lane.Trace(all.add)
+	lane.Trace(func(s tensor.Span) {
+		mu.Lock()
+		defer mu.Unlock()
+		spans = append(spans, s)
+	})
 	defer lane.Trace(nil)
 	if err = p.labelled(); err == nil {
 		err = lane.Sync(ctx)
 	}
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	return takeApart(order, all.spans), err
+	mu.Lock()
+	defer mu.Unlock()
+	return takeApart(order, spans), err
 }
 
 func (p *pass) labelled() error {
@@ -232,23 +226,13 @@ func broadcastJSON[T any](ctx context.Context, c comm.Communicator, root int, va
 		}
 		tensor.Data[int64](size)[0] = int64(len(text))
 	}
-	if err := synced(ctx)(c.Broadcast(size, root)); err != nil {
+	if err := comm.Finish(ctx)(c.Broadcast(size, root)); err != nil {
 		return out, err
 	}
 	buf := tensor.New(tensor.U8, int(tensor.Data[int64](size)[0]))
 	copy(tensor.Bytes(buf), text)
-	if err := synced(ctx)(c.Broadcast(buf, root)); err != nil {
+	if err := comm.Finish(ctx)(c.Broadcast(buf, root)); err != nil {
 		return out, err
 	}
 	return out, json.Unmarshal(tensor.Bytes(buf), &out)
-}
-
-// synced waits for a transfer that was just begun.
-func synced(ctx context.Context) func(comm.Pending, error) error {
-	return func(p comm.Pending, err error) error {
-		if err != nil {
-			return err
-		}
-		return p.Sync(ctx)
-	}
 }

@@ -7,7 +7,6 @@
 package bench
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -269,15 +268,11 @@ func ReadMetrics(path string) ([]metrics.Step, error) {
 	}
 	defer f.Close()
 	var steps []metrics.Step
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		var s metrics.Step
-		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
-			return nil, fmt.Errorf("%s: line %d: %w", path, len(steps)+1, err)
-		}
-		steps = append(steps, s)
+	torn, err := metrics.EachStep(f, func(s metrics.Step) { steps = append(steps, s) })
+	if err == nil && torn > 0 {
+		err = fmt.Errorf("%d lines beside %d steps are no metrics", torn, len(steps))
 	}
-	if err := lines.Err(); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return steps, nil

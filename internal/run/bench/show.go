@@ -44,14 +44,6 @@ func flopUnit(tflops float64) (unit string, scale float64) {
 	return "TFLOP/s", 1
 }
 
-func (a *Attention) unit() (unit string, scale float64) {
-	most := 0.0
-	for _, r := range a.Rows {
-		most = max(most, r.Forward.TFLOPs, r.Both.TFLOPs)
-	}
-	return flopUnit(most)
-}
-
 // Line returns the row in one line, for progress.
 func (r *AttentionRow) Line() string {
 	unit, scale := flopUnit(max(r.Forward.TFLOPs, r.Both.TFLOPs))
@@ -64,7 +56,11 @@ func (a *Attention) tables(on string) []readable.Table {
 	if len(a.Packed) > 0 {
 		return []readable.Table{a.packTable(on)}
 	}
-	unit, scale := a.unit()
+	most := 0.0
+	for _, r := range a.Rows {
+		most = max(most, r.Forward.TFLOPs, r.Both.TFLOPs)
+	}
+	unit, scale := flopUnit(most)
 	t := readable.Table{
 		Title: fmt.Sprintf("%s, %s layout; %s; %s per device, slowest rank", a.Spec.what(),
 			strings.Join(a.Spec.Layouts, ", "), on, unit),

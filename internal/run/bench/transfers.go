@@ -58,18 +58,9 @@ func (s *CommSpec) Check(ranks int) error {
 	return nil
 }
 
-// Comm measures every row and passes it to emit on rank 0. Every rank calls it.
+// Comm measures every row and passes it to emit, as Attention does.
 func (r *Rank) Comm(ctx context.Context, s CommSpec, emit func(Transfer) error) (err error) {
 	defer device.Caught(&err)
-	return r.comm(ctx, s, func(t Transfer) error {
-		if r.World.Rank() != 0 {
-			return nil
-		}
-		return emit(t)
-	})
-}
-
-func (r *Rank) comm(ctx context.Context, s CommSpec, emit func(Transfer) error) error {
 	most := slices.Max(s.Sizes)
 	arena, err := r.Device.Arena("buffers", 2*most+1024)
 	if err != nil {

@@ -47,7 +47,7 @@ type mirror struct{ dev, host View }
 func Bytes(cfg *hf.Config, tokens int) (weights, cache int64) {
 	size := int64(tensor.F32.Size())
 	row := int64(cfg.NumKeyValueHeads) * int64(cfg.HeadDim) * size
-	return model.FlatSize(model.Layout(cfg)) * size, 2 * int64(cfg.NumHiddenLayers) * int64(tokens) * row
+	return model.NewLayout(cfg, 1).Size() * size, 2 * int64(cfg.NumHiddenLayers) * int64(tokens) * row
 }
 
 // New returns a model with an empty cache for the given tokens. read sets dst to all elements of a parameter. cfg must

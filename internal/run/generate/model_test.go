@@ -154,7 +154,7 @@ func chooseOfFamily(c *hf.Config, r *rand.Rand) {
 // randomWeights returns weights large enough that attention is far from uniform.
 func randomWeights(cfg *hf.Config, r *rand.Rand) View {
 	params := model.Layout(cfg)
-	flat := tensor.New(tensor.F32, int(model.FlatSize(params)))
+	flat := tensor.New(tensor.F32, int(model.NewLayout(cfg, 1).Size()))
 	for _, p := range params {
 		for i, xs := 0, tensor.Data[float32](p.View(flat)); i < len(xs); i++ {
 			if xs[i] = float32(r.NormFloat64() * 0.3); !p.Decay {
@@ -261,7 +261,7 @@ func fixture(t *testing.T, name string, room int, change func(*hf.Config)) *Mode
 		t.Fatal(err)
 	}
 	defer file.Close()
-	weights := tensor.New(tensor.F32, int(model.FlatSize(model.Layout(cfg))))
+	weights := tensor.New(tensor.F32, int(model.NewLayout(cfg, 1).Size()))
 	for _, p := range model.Layout(cfg) {
 		if err := file.ReadFloat32(p.Name, tensor.Data[float32](p.View(weights)), 0); err != nil {
 			t.Fatal(err)

@@ -4,7 +4,6 @@ package job
 
 import (
 	"github.com/cprun/cprun/internal/foresee/cost"
-	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/bench"
 )
@@ -32,8 +31,6 @@ type Train struct {
 	RunID string `json:"run_id,omitempty"`
 	// Machine is the machine that the launcher found.
 	Machine machine.Machine `json:"machine"`
-	// Remedies are needed by the chosen backend.
-	Remedies []backends.RemedyKind `json:"remedies,omitempty"`
 
 	// Generation numbers the first start of this job's workers among all starts in the run directory. Each restart adds
 	// one.
@@ -59,12 +56,11 @@ const (
 
 // Bench is the task of the workers of a benchmark. One of the last four fields is set.
 type Bench struct {
-	Machine   machine.Machine       `json:"machine"`
-	Remedies  []backends.RemedyKind `json:"remedies,omitempty"` // of attention
-	Attention *bench.AttentionSpec  `json:"attention,omitempty"`
-	Comm      *bench.CommSpec       `json:"comm,omitempty"`
-	Ops       *bench.OpsSpec        `json:"ops,omitempty"`
-	Calibrate *bench.CalibrateSpec  `json:"calibrate,omitempty"`
+	Machine   machine.Machine      `json:"machine"` // that the launcher found
+	Attention *bench.AttentionSpec `json:"attention,omitempty"`
+	Comm      *bench.CommSpec      `json:"comm,omitempty"`
+	Ops       *bench.OpsSpec       `json:"ops,omitempty"`
+	Calibrate *bench.CalibrateSpec `json:"calibrate,omitempty"`
 }
 
 // EventBench carries a BenchRow from rank 0.

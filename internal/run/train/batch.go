@@ -126,8 +126,6 @@ func filled(docs []int, rows int) []int {
 	return docs
 }
 
-func (f *feed) prepare(sample int64) { f.next = f.lay(sample) }
-
 // batch reads this rank's tokens of a group of samples and queues their upload. It waits for the memory of the batch
 // before the last. The caller calls done on the result after queueing all readers.
 func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) {

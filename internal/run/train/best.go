@@ -45,17 +45,7 @@ func (r *run) markBest(s *checkpoint.Snapshot) (err error) {
 
 // findBest reads the file best of the run's checkpoints on rank 0, so that all ranks go by the same.
 func (r *run) findBest(ctx context.Context) (found best, err error) {
-	group := r.mesh.saves
-	var text []byte
-	err = checkpoint.OnAllRanks(ctx, group, beat(r.cfg), 0, func() (err error) {
-		if group.Rank() == 0 {
-			text, err = r.readBest(ctx)
-		}
-		return err
-	})
-	if err == nil {
-		text, err = checkpoint.Broadcast(ctx, group, text)
-	}
+	text, err := r.fromRank0(ctx, r.readBest)
 	if err == nil && len(text) > 0 {
 		err = json.Unmarshal(text, &found)
 	}

@@ -61,7 +61,10 @@ func Check(cfg *config.Config) (*Data, error) {
 		}
 	}
 	if cfg.Model.From != "" {
-		note("model.from", checkWeights(cfg))
+		note("model.from", checkWeights(cfg, hf.OpenWeights, cfg.Model.From, cfg.Model.Tensors()))
+	}
+	if l := cfg.Model.Tuning.LoRA; l != nil && l.From != "" {
+		note("lora.from", checkWeights(cfg, hf.OpenAdapter, l.From, cfg.Model.Adapters()))
 	}
 	if len(all) > 0 {
 		return nil, all
@@ -72,13 +75,13 @@ func Check(cfg *config.Config) (*Data, error) {
 	return found, cfg.ResolveSteps(found.StepsPerEpoch)
 }
 
-func checkWeights(cfg *config.Config) error {
-	w, err := hf.OpenWeights(cfg.Model.From)
+func checkWeights(cfg *config.Config, open func(string) (*hf.Weights, error), path string, want []hf.Tensor) error {
+	w, err := open(path)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	return w.Check(cfg.Model.Family(), cfg.Model.Tensors())
+	return w.Check(cfg.Model.Family(), want)
 }
 
 // FirstDocuments returns the document lengths of the first sample of a run; nil if documents are not separate, or not

@@ -74,8 +74,7 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 		o.RunID = "test"
 	}
 	o.ConfigYAML = string(cfg.YAML())
-	choice, err := backend.Choose(cfg, m, 0)
-	if err != nil {
+	if _, err := backend.Choose(cfg, m, 0); err != nil {
 		t.Fatal(err)
 	}
 	mem, err := plan.MemoryOf(cfg, ranks, m)
@@ -96,7 +95,7 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 				}
 			}()
 			dev, err := device.CUDA(device.CUDAOptions{
-				Ordinal: r % m.GPUs, Backend: cfg.Parallel.Backend, Remedies: choice.Kinds(),
+				Ordinal: r % m.GPUs, Backend: cfg.Parallel.Backend,
 				Compute: backend.DType(cfg), Machine: m,
 				Reserve: mem.Planned(), Workspace: mem.Fused(), Deterministic: cfg.Train.Deterministic,
 				Packed: cfg.Data.PackDocuments,

@@ -109,27 +109,20 @@ const noticeEvery = 10 * time.Second
 
 // evaluate adds the losses of a sample to the buckets, and counts the targets of this rank.
 func (t *Trainer) evaluate(ctx context.Context, sample int64, losses View, hi []int, counts []int64) error {
-	b, err := t.val.batch(ctx, []int64{sample})
-	if err != nil {
-		return err
-	}
-	for row, position := range b.positions {
-		i, _ := slices.BinarySearch(hi, position+1) // the first bound above the position
-		if b.targets[row] >= 0 {
-			counts[i]++
+	_, err := t.forward(ctx, t.val, []int64{sample}, losses, func(b *microBatch) {
+		for row, position := range b.positions {
+			i, _ := slices.BinarySearch(hi, position+1) // the first bound above the position
+			if b.targets[row] >= 0 {
+				counts[i]++
+			}
+			if n := len(b.Parts); n > 0 && b.Parts[n-1].Sum == i {
+				b.Parts[n-1].Hi = row + 1
+			} else {
+				b.Parts = append(b.Parts, model.Part{Hi: row + 1, Sum: i})
+			}
 		}
-		if n := len(b.Parts); n > 0 && b.Parts[n-1].Sum == i {
-			b.Parts[n-1].Hi = row + 1
-		} else {
-			b.Parts = append(b.Parts, model.Part{Hi: row + 1, Sum: i})
-		}
-	}
-	t.att.begin(b)
-	if err := t.model.Forward(t.arena, b.Batch, losses); err != nil {
-		return err
-	}
-	b.done()
-	return nil
+	})
+	return err
 }
 
 // total sums losses and counts over the ranks, and returns the losses.
@@ -146,11 +139,7 @@ func (t *Trainer) total(ctx context.Context, losses View, counts []int64) ([]flo
 		return nil, err
 	}
 	v := tensor.FromSlice(counts, len(counts))
-	p, err := t.mesh.world.AllReduce(v, comm.Sum)
-	if err == nil {
-		err = p.Sync(ctx)
-	}
-	if err != nil {
+	if err := comm.Finish(ctx)(t.mesh.world.AllReduce(v, comm.Sum)); err != nil {
 		return nil, fmt.Errorf("targets: %w", err)
 	}
 	copy(counts, tensor.Data[int64](v))

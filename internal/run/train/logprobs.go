@@ -21,8 +21,9 @@ type Sequence struct {
 	Targets  int     `json:"targets"`
 }
 
-// records packs whole records into samples, in order. It implements samples.
+// records packs whole records into samples, in order. Of samples it has the methods that a forward pass calls.
 type records struct {
+	samples
 	docs   []data.Document
 	bins   [][]int // records of each sample
 	seqLen int
@@ -67,16 +68,10 @@ func readRecords(ctx context.Context, cfg *config.Config) (*records, error) {
 	return r, err
 }
 
-func (r *records) Samples() int64                      { return int64(len(r.bins)) }
-func (r *records) Epoch() int64                        { return r.Samples() }
-func (r *records) Index(n int64) int64                 { return n }
-func (r *records) Valid(int64) int                     { return 0 } // unused: the sums are not divided
-func (r *records) Tokens() int64                       { return 0 }
-func (r *records) Targets() int64                      { return 0 }
-func (r *records) Dropped() (n int64, of data.Lengths) { return }
+func (r *records) Samples() int64 { return int64(len(r.bins)) }
 
-func (r *records) Alike() bool { return false }
-func (r *records) target(k, i int) int32 { // of row i of record k; -1: none
+// target returns the target of row i of record k; -1: none.
+func (r *records) target(k, i int) int32 {
 	d := r.docs[k]
 	switch {
 	case i+1 >= len(d.IDs):
@@ -167,17 +162,11 @@ func LogProbs(ctx context.Context, cfg *config.Config, dev Device, world comm.Co
 
 // tokenLosses returns the loss of each position of a sample, on every rank.
 func (t *Trainer) tokenLosses(ctx context.Context, sample int64, sums, host View) ([]float64, error) {
-	b, err := t.val.batch(ctx, []int64{sample})
+	t.dev.Ops.Zero(sums)
+	b, err := t.forward(ctx, t.val, []int64{sample}, sums, func(b *microBatch) { b.Each = true })
 	if err != nil {
 		return nil, err
 	}
-	b.Each = true
-	t.dev.Ops.Zero(sums)
-	t.att.begin(b)
-	if err := t.model.Forward(t.arena, b.Batch, sums); err != nil {
-		return nil, err
-	}
-	b.done()
 	t.dev.Store.Download(host, sums)
 	if err := t.dev.Stream.Sync(ctx); err != nil {
 		return nil, err
@@ -190,11 +179,7 @@ func (t *Trainer) tokenLosses(ctx context.Context, sample int64, sums, host View
 		}
 		own = own[s.Len:]
 	}
-	p, err := t.mesh.world.AllReduce(v, comm.Sum)
-	if err == nil {
-		err = p.Sync(ctx)
-	}
-	return all, err
+	return all, comm.Finish(ctx)(t.mesh.world.AllReduce(v, comm.Sum))
 }
 
 func (r *records) sequence(k int, losses []float64) Sequence {

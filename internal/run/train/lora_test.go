@@ -127,6 +127,30 @@ func TestDropoutOfRanks(t *testing.T) {
 	}
 }
 
+// Tensors of an adapter that do not fit are found before a process starts.
+func TestAdaptersThatDoNotFitAreRefused(t *testing.T) {
+	runs, curve := loraCurves(t)
+	dir := filepath.Join(t.TempDir(), "adapter")
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join(loraDir, "subset"))); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "adapter_config.json")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs[1].set = []string{"lora.from=" + dir}
+	for _, r := range []string{`"r": 3`, `"r": 2`} {
+		if err := os.WriteFile(path, []byte(strings.Replace(string(text), `"r": 3`, r, 1)), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		_, err := train.Check(loadTuned(t, runs[1], curve("subset"), 1))
+		if fits := r == `"r": 3`; fits != (err == nil) || !fits && !strings.Contains(err.Error(), "lora.from: ") {
+			t.Errorf("%s: %v", r, err)
+		}
+	}
+}
+
 // A run resumes with the same bits, trained and frozen, and its merged weights are W + scale * B A.
 func TestTunedRunsResumeAndMerge(t *testing.T) {
 	runs, curve := loraCurves(t)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"sort"
-	"strconv"
 
 	"golang.org/x/sync/errgroup"
 
@@ -143,23 +142,22 @@ func (t *Trainer) fields() []field {
 	return []field{{checkpoint.FieldParam, t.share.Masters}, {fieldM, t.share.M}, {fieldV, t.share.V}}
 }
 
-// find names the checkpoint to go on from: the newest whole one of the run itself, or the one
-// that it was told. Rank 0 looks, since finding reads every shard.
-func (t *Trainer) find(ctx context.Context, o Options) (string, error) {
+// fromRank0 returns the result of rank 0's call of read to every rank. The others wait for its disk.
+func (t *Trainer) fromRank0(ctx context.Context, read func(context.Context) ([]byte, error)) (text []byte, err error) {
 	group := t.mesh.saves
-	var name []byte
-	err := checkpoint.OnAllRanks(ctx, group, beat(t.cfg), 0, func() (err error) {
+	err = checkpoint.OnAllRanks(ctx, group, beat(t.cfg), 0, func() (err error) {
 		if group.Rank() == 0 {
-			name, err = o.newest(ctx)
+			text, err = read(ctx)
 		}
 		return err
 	})
 	if err == nil {
-		name, err = checkpoint.Broadcast(ctx, group, name)
+		text, err = checkpoint.Broadcast(ctx, group, text)
 	}
-	return string(name), err
+	return text, err
 }
 
+// newest names the checkpoint to resume from: the newest complete one of the run itself, or From. It reads every shard.
 func (o *Options) newest(ctx context.Context) ([]byte, error) {
 	if o.Resume {
 		c, reasons, err := checkpoint.Latest(ctx, o.checkpoints())
@@ -181,24 +179,22 @@ func (o *Options) newest(ctx context.Context) ([]byte, error) {
 // queued.
 func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot, error) {
 	p := t.cfg.Parallel
-	extra, err := t.scaler.save()
-	if err != nil {
-		return checkpoint.Snapshot{}, err
-	}
-	if extra == nil {
-		extra = map[string]json.RawMessage{}
-	}
-	if t.base != nil {
-		if extra[baseState], err = json.Marshal(t.base); err != nil {
-			return checkpoint.Snapshot{}, err
+	extra := map[string]json.RawMessage{}
+	scales := t.scaler.save()
+	for _, x := range []struct {
+		name  string
+		has   bool
+		value any
+	}{
+		{scalerState, scales != nil, scales}, {baseState, t.base != nil, t.base}, {blankState, t.blank > 0, t.blank},
+		{earlyStopState, t.stop != (earlyStop{}), t.stop},
+	} {
+		var err error
+		if !x.has {
+			continue
 		}
-	}
-	if t.blank > 0 {
-		extra[blankState] = json.RawMessage(strconv.Itoa(t.blank))
-	}
-	if t.stop != (earlyStop{}) {
-		if extra[earlyStopState], err = json.Marshal(t.stop); err != nil {
-			return checkpoint.Snapshot{}, err
+		if extra[x.name], err = json.Marshal(x.value); err != nil {
+			return checkpoint.Snapshot{}, fmt.Errorf("%s: %w", x.name, err)
 		}
 	}
 	s := checkpoint.Snapshot{
@@ -210,7 +206,7 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 			Seeds: map[string]int64{"train": t.cfg.Train.Seed, "data": t.cfg.Data.Seed},
 			Extra: extra,
 		},
-		Params: CheckpointParams(t.share.Flat.Params), Owned: true,
+		Params: CheckpointParams(t.share.Flat.Params),
 	}
 	for b, bucket := range t.share.Flat.Buckets {
 		if bucket.Size() > 0 {

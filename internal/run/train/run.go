@@ -239,15 +239,6 @@ func (r *run) close(saves func() error) (errs []error) {
 	return append(errs, r.dirs.close())
 }
 
-func (r *run) asked() bool {
-	select {
-	case <-r.opts.Stop:
-		return true
-	default:
-		return false
-	}
-}
-
 func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 	steps := r.cfg.Train.Steps
 	if r.endsEarly() && r.step < steps {
@@ -328,7 +319,12 @@ func (r *run) queue(ctx context.Context) (*inflight, error) {
 	if r.step == r.began {
 		defer r.opts.timed("queueing it")() // includes algorithm selection and connections to peers
 	}
-	return r.begin(ctx, r.asked(), r.due())
+	select {
+	case <-r.opts.Stop:
+		return r.begin(ctx, true, r.due())
+	default:
+		return r.begin(ctx, false, r.due())
+	}
 }
 
 // due reports whether checkpoint.interval has passed, by rank 0's clock.

@@ -84,17 +84,13 @@ func (s *scaler) finish(scale, gradNorm float64) (skipped bool, lowered float64)
 
 const scalerState = "loss_scaler"
 
-// save returns the state for a checkpoint, from the scaling of the next step. No step may be unfinished.
-func (s *scaler) save() (map[string]json.RawMessage, error) {
+// save returns the states for a checkpoint, from the one of the next step. No step may be unfinished.
+func (s *scaler) save() []scaling {
 	if s == nil {
-		return nil, nil
+		return nil
 	}
 	s.begin(0)
-	text, err := json.Marshal(s.states)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", scalerState, err)
-	}
-	return map[string]json.RawMessage{scalerState: text}, nil
+	return s.states
 }
 
 // restore reads the state from a checkpoint of the given step. A run in another type leaves none; the scale then starts

@@ -125,8 +125,8 @@ func reference(t *testing.T, flat *model.FlatLayout, by []division) map[[2]int]w
 			host.SumSquares(norm2, w.g)
 		}
 		for at, w := range all {
-			segments := []optim.Segment{{Hi: w.p.Size(), Decay: at[0] != flat.Vectors()}}
-			shareRule.Step(host, w.p, View{}, w.g, w.m, w.v, norm2, segments, optim.Update{LR: 0.01, Step: step})
+			shareRule.Step(host, w.p, View{}, w.g, w.m, w.v, norm2, at[0] != flat.Vectors(),
+				optim.Update{LR: 0.01, Step: step})
 		}
 		if err := stream.Sync(context.Background()); err != nil {
 			t.Fatal(err)

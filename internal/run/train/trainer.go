@@ -82,9 +82,11 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 		return nil, err
 	}
 	t.mesh.setDeadline(cfg.Parallel.TransferTimeout())
-	if t.from, err = t.find(ctx, *o); err != nil {
+	from, err := t.fromRank0(ctx, o.newest)
+	if err != nil {
 		return nil, fmt.Errorf("checkpoint to resume from: %w", err)
 	}
+	t.from = string(from)
 	if err := t.allocate(o); err != nil {
 		return nil, err
 	}
@@ -427,7 +429,7 @@ func (t *Trainer) prepare() error {
 	if !t.train.packed {
 		return nil
 	}
-	t.train.prepare(t.samplesOf(0)[0])
+	t.train.next = t.train.lay(t.samplesOf(0)[0])
 	return t.att.prepare(t.train.next)
 }
 
@@ -494,15 +496,9 @@ func (t *Trainer) validate(ctx context.Context) (sum float64, valid int, err err
 		}
 		fewer -= len(groups)
 		for _, g := range groups {
-			b, err := t.val.batch(ctx, g)
-			if err != nil {
+			if _, err := t.forward(ctx, t.val, g, state.Part(t.sums, sumLoss, sumLoss+1), nil); err != nil {
 				return 0, 0, err
 			}
-			t.att.begin(b)
-			if err := t.model.Forward(t.arena, b.Batch, state.Part(t.sums, sumLoss, sumLoss+1)); err != nil {
-				return 0, 0, err
-			}
-			b.done()
 		}
 	}
 	if err := t.share.idle(fewer); err != nil {
@@ -516,6 +512,25 @@ func (t *Trainer) validate(ctx context.Context) (sum float64, valid int, err err
 		return 0, 0, err
 	}
 	return tensor.Data[float64](stepSums.out)[sumLoss], valid, nil
+}
+
+// forward queues a forward pass over samples of a feed, which adds their losses to sums. set, unless nil, changes the
+// batch before.
+func (t *Trainer) forward(ctx context.Context, f *feed, samples []int64, sums View, set func(*microBatch)) (*microBatch,
+	error) {
+	b, err := f.batch(ctx, samples)
+	if err != nil {
+		return nil, err
+	}
+	if set != nil {
+		set(b)
+	}
+	t.att.begin(b)
+	if err := t.model.Forward(t.arena, b.Batch, sums); err != nil {
+		return nil, err
+	}
+	b.done()
+	return b, nil
 }
 
 // flush waits for all work of the device, on all streams.
@@ -548,12 +563,6 @@ var errDiverged = errors.New("training diverged")
 
 func maximum(ctx context.Context, world comm.Communicator, xs ...float64) ([]float64, error) {
 	v := tensor.FromSlice(xs, len(xs))
-	p, err := world.AllReduce(v, comm.Max)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.Sync(ctx); err != nil {
-		return nil, err
-	}
-	return tensor.Data[float64](v), nil
+	err := comm.Finish(ctx)(world.AllReduce(v, comm.Max))
+	return tensor.Data[float64](v), err
 }

@@ -279,24 +279,20 @@ type rowHashes struct {
 // hashRows returns a hash of the logits of each of this rank's rows of a sample.
 func (t *Trainer) hashRows(ctx context.Context, h *rowHashes, sample int64) (sums []uint64, _ *microBatch,
 	err error) {
-	b, err := t.train.batch(ctx, []int64{sample})
+	var failed error
+	b, err := t.forward(ctx, t.train, []int64{sample}, t.sums, func(b *microBatch) {
+		sums = make([]uint64, len(b.positions))
+		b.Rows = func(lo int, logits View) {
+			rows, err := h.read(ctx, t.dev, logits)
+			failed = cmp.Or(failed, err)
+			for i := range rows {
+				sums[lo+i] = maphash.Bytes(h.seed, rows[i])
+			}
+		}
+	})
 	if err != nil {
 		return nil, nil, err
 	}
-	sums = make([]uint64, len(b.positions))
-	var failed error
-	b.Rows = func(lo int, logits View) {
-		rows, err := h.read(ctx, t.dev, logits)
-		failed = cmp.Or(failed, err)
-		for i := range rows {
-			sums[lo+i] = maphash.Bytes(h.seed, rows[i])
-		}
-	}
-	t.att.begin(b)
-	if err := t.model.Forward(t.arena, b.Batch, t.sums); err != nil {
-		return nil, nil, err
-	}
-	b.done()
 	return sums, b, cmp.Or(failed, t.dev.Stream.Sync(ctx))
 }
 
@@ -328,10 +324,7 @@ func (t *Trainer) differing(ctx context.Context, of *microBatch, a, b []uint64) 
 			flags[at] = 1
 		}
 	}
-	p, err := t.mesh.world.AllReduce(v, comm.Sum)
-	if err == nil {
-		err = p.Sync(ctx)
-	}
+	err = comm.Finish(ctx)(t.mesh.world.AllReduce(v, comm.Sum))
 	for at, n := range flags {
 		if last := len(ranges) - 1; n > 0 && last >= 0 && ranges[last][1] == at {
 			ranges[last][1]++

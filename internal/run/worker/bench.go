@@ -32,23 +32,34 @@ func (p *process) bench(ctx context.Context) error {
 	}
 	p.where.enter("benchmark")
 	r := &bench.Rank{Device: dev, World: world, Control: world}
+	send := func(row job.BenchRow) error {
+		if p.Rank > 0 {
+			return nil
+		}
+		return p.SendData(job.EventBench, 0, row)
+	}
 	switch {
 	case task.Attention != nil && len(task.Attention.Packs) > 0:
-		return r.Packed(ctx, *task.Attention, func(row bench.PackedRow) error {
-			return p.SendData(job.EventBench, 0, job.BenchRow{Packed: &row})
-		})
+		return r.Packed(ctx, *task.Attention, func(row bench.PackedRow) error { return send(job.BenchRow{Packed: &row}) })
 	case task.Attention != nil:
 		return r.Attention(ctx, *task.Attention, func(row bench.AttentionRow) error {
-			return p.SendData(job.EventBench, 0, job.BenchRow{Attention: &row})
+			return send(job.BenchRow{Attention: &row})
 		})
-	case task.Comm != nil:
-		return p.benchComm(ctx, r, task)
-	case task.Calibrate != nil:
-		return p.calibrate(ctx, r, *task.Calibrate)
+	case task.Ops != nil:
+		return r.Ops(ctx, *task.Ops, func(row bench.Operation) error { return send(job.BenchRow{Ops: &row}) })
 	}
-	return r.Ops(ctx, *task.Ops, func(row bench.Operation) error {
-		return p.SendData(job.EventBench, 0, job.BenchRow{Ops: &row})
-	})
+	if task.Comm != nil || p.WorldSize > 1 && task.Calibrate.Operations {
+		if r.Transports, err = p.transports(ctx, r); err != nil {
+			return err
+		}
+	}
+	if task.Calibrate != nil {
+		return r.Calibrate(ctx, *task.Calibrate, func(set cost.Set) error { return send(job.BenchRow{Calibrate: &set}) })
+	}
+	if peak, ok := machine.CardFor(task.Machine.Arch); ok {
+		r.LinkGBps = peak.Link / 1e9
+	}
+	return r.Comm(ctx, *task.Comm, func(row bench.Transfer) error { return send(job.BenchRow{Comm: &row}) })
 }
 
 func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
@@ -59,43 +70,17 @@ func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 	case task.Attention != nil:
 		s := task.Attention
 		matrix := backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN)
-		o.Remedies = task.Remedies
 		o.Backend, o.Deterministic, o.Workspace = s.Backend, s.Deterministic, s.Workspace(ranks, matrix)
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Calibrate != nil:
 		s := task.Calibrate
-		o.Remedies, o.Backend, o.Deterministic = task.Remedies, s.Backend, s.Deterministic
+		o.Backend, o.Deterministic = s.Backend, s.Deterministic
 		o.Workspace = s.Workspace(backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN))
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Ops != nil:
 		o.Compute, err = bench.DType(task.Ops.DType, cpu)
 	}
 	return o, err
-}
-
-func (p *process) benchComm(ctx context.Context, r *bench.Rank, task job.Bench) error {
-	var err error
-	if r.Transports, err = p.transports(ctx, r); err != nil {
-		return err
-	}
-	if peak, ok := machine.CardFor(task.Machine.Arch); ok {
-		r.LinkGBps = peak.Link / 1e9
-	}
-	return r.Comm(ctx, *task.Comm, func(row bench.Transfer) error {
-		return p.SendData(job.EventBench, 0, job.BenchRow{Comm: &row})
-	})
-}
-
-func (p *process) calibrate(ctx context.Context, r *bench.Rank, s bench.CalibrateSpec) error {
-	if p.WorldSize > 1 && s.Operations {
-		var err error
-		if r.Transports, err = p.transports(ctx, r); err != nil {
-			return err
-		}
-	}
-	return r.Calibrate(ctx, s, func(set cost.Set) error {
-		return p.SendData(job.EventBench, 0, job.BenchRow{Calibrate: &set})
-	})
 }
 
 // transports returns the transports between the ranks.
@@ -119,10 +104,7 @@ func (p *process) tcp(ctx context.Context) (*comm.Group, error) {
 	}
 	ports := tensor.New(tensor.I64, p.WorldSize)
 	tensor.Data[int64](ports)[p.Rank] = int64(listener.Addr().(*net.TCPAddr).Port)
-	pending, err := p.world.AllGather(ports, ports.Slice(tensor.Dim, p.Rank, p.Rank+1))
-	if err == nil {
-		err = pending.Sync(ctx)
-	}
+	err = comm.Finish(ctx)(p.world.AllGather(ports, ports.Slice(tensor.Dim, p.Rank, p.Rank+1)))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("mesh: ports of all ranks: %w", err), listener.Close())
 	}

@@ -286,7 +286,7 @@ func (p *process) attention(ctx context.Context) error {
 		return err
 	}
 	dev, world, err := p.device(ctx, device.CUDAOptions{
-		Backend: spec.Backend, Remedies: spec.Remedies, Compute: dtype, Machine: spec.Machine,
+		Backend: spec.Backend, Compute: dtype, Machine: spec.Machine,
 		Packed: c.Masks.Docs != nil,
 	})
 	if err != nil {

@@ -23,29 +23,21 @@ import (
 // Oldest is the oldest supported version of cuDNN, as a number of Version.
 const Oldest = 90000
 
-var library struct {
-	once    sync.Once
-	version int
-	err     error
-}
-
 // Version loads cuDNN and returns its version, 91900 for 9.19.0.
-func Version() (int, error) {
-	l := &library
-	l.once.Do(func() {
-		var v C.size_t
-		l.err = call("load", func(err *C.char, n C.size_t) C.int { return C.cprun_dnn_load(&v, err, n) })
-		l.version = int(v)
-		switch {
-		case l.err != nil:
-			l.err = fmt.Errorf("%w; install cuDNN 9 and the CUDA runtime that it was built for where the loader "+
-				"finds libcudnn.so.9 (ldconfig, or LD_LIBRARY_PATH), or use another attention backend", l.err)
-		case l.version < Oldest:
-			l.err = fmt.Errorf("cuDNN %d is too old; install version %d or newer", l.version, Oldest)
-		}
-	})
-	return l.version, l.err
-}
+func Version() (int, error) { return load() }
+
+var load = sync.OnceValues(func() (version int, err error) {
+	var v C.size_t
+	err = call("load", func(err *C.char, n C.size_t) C.int { return C.cprun_dnn_load(&v, err, n) })
+	switch {
+	case err != nil:
+		err = fmt.Errorf("%w; install cuDNN 9 and the CUDA runtime that it was built for where the loader "+
+			"finds libcudnn.so.9 (ldconfig, or LD_LIBRARY_PATH), or use another attention backend", err)
+	case v < Oldest:
+		err = fmt.Errorf("cuDNN %d is too old; install version %d or newer", v, Oldest)
+	}
+	return int(v), err
+})
 
 func call(what string, f func(err *C.char, n C.size_t) C.int) error {
 	var text [4096]C.char

@@ -70,8 +70,12 @@ func newCrowd(t *testing.T, loss float64) *crowd {
 	}
 }
 
-// claim keeps the newest decision, as a run directory does.
-func (c *crowd) claim(_ context.Context, _ []byte, index int, decision []byte) ([]byte, error) {
+// Prepare and Claim implement cluster.RunDir.
+func (c *crowd) Prepare(context.Context, cluster.Assignment) ([]byte, error) {
+	return make([]byte, 8<<10), nil
+}
+
+func (c *crowd) Claim(_ context.Context, _ []byte, index int, decision []byte) ([]byte, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if decision != nil && index > c.index {
@@ -89,8 +93,7 @@ func (c *crowd) start(i, n int) {
 		Job: "simulation", Key: crowdKey, Program: "v1", Inputs: "digest", NodeRank: i,
 		Min: (n*3 + 3) / 4, Max: n, NProc: 8,
 		Host: fmt.Sprintf("node%04d", i), Listen: h.Addr().String(), Seeds: []string{"10.0.0.0:4000"}, MaxRestarts: 5,
-		Prepare: func(context.Context, cluster.Assignment) ([]byte, error) { return make([]byte, 8<<10), nil },
-		Claim:   c.claim, Network: h,
+		RunDir: c, Network: h,
 	}
 	if i == 0 {
 		cfg.Port, cfg.Meets = 4000, true
@@ -118,7 +121,6 @@ func (a *agent) run() {
 			a.note(func() { a.verdict = &v })
 			break
 		}
-		time.Sleep(v.After)
 	}
 	if err := a.membership.Close(status, ""); err != nil && !a.dead {
 		a.note(func() { a.err = errors.Join(a.err, err) })

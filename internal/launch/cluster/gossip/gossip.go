@@ -128,10 +128,8 @@ func (m *Members) meet(ctx context.Context, addr string) {
 
 // sleep waits for d, and returns false at once when ctx ends.
 func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false

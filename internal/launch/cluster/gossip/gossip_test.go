@@ -29,7 +29,7 @@ type agent struct {
 	stop func() // ends its listener
 	gone bool
 
-	accepted atomic.Int32 // streams
+	accepted, dialed atomic.Int32 // streams
 }
 
 // start starts an agent of a job on a simulated host. The streams are plain.
@@ -44,7 +44,11 @@ func start(t *testing.T, h *Host, job string, wrap func(net.PacketConn) net.Pack
 	if wrap != nil {
 		packets = wrap(packets)
 	}
-	a.Members, err = Join(Config{Job: job, Key: key, Name: name(h), Packets: packets, Dial: h.Dial})
+	dial := func(ctx context.Context, addr string) (net.Conn, error) {
+		a.dialed.Add(1)
+		return h.Dial(ctx, addr)
+	}
+	a.Members, err = Join(Config{Job: job, Key: key, Name: name(h), Packets: packets, Dial: dial})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,6 +156,152 @@ func TestMeetTriesAgain(t *testing.T) {
 		time.Sleep(randomSyncs * 2 * syncPause)
 		if got := again.accepted.Load(); got < 1+randomSyncs {
 			t.Errorf("%d exchanges, not %d", got, 1+randomSyncs)
+		}
+	})
+}
+
+// TestMeetEnds checks that an agent gives up an absent other, and does not meet a known one again.
+func TestMeetEnds(t *testing.T) {
+	simulated(t, func(t *testing.T, n *Network) {
+		a, b := start(t, n.Host(1), "job", nil), start(t, n.Host(2), "job", nil)
+		defer a.leave(t)
+		defer b.leave(t)
+		a.Meet("10.0.0.3:4000")
+		time.Sleep(2 * meetTries * (syncPause + streamTimeout))
+		if got := a.dialed.Load(); got != meetTries {
+			t.Errorf("%d attempts, not %d", got, meetTries)
+		}
+		a.Meet(b.addr)
+		a.await(t, 2)
+		synctest.Wait()
+		before := a.dialed.Load()
+		a.Meet(b.addr)
+		synctest.Wait()
+		if got := a.dialed.Load(); got != before {
+			t.Errorf("%d more attempts to meet a known agent", got-before)
+		}
+	})
+}
+
+// TestLeaveIsKnownAtOnce checks that others need no timeout to notice an agent that leaves.
+func TestLeaveIsKnownAtOnce(t *testing.T) {
+	simulated(t, func(t *testing.T, n *Network) {
+		a, b := start(t, n.Host(1), "job", nil), start(t, n.Host(2), "job", nil)
+		defer a.leave(t)
+		b.Meet(a.addr)
+		a.await(t, 2)
+		b.leave(t)
+		time.Sleep(100 * time.Millisecond)
+		if got := a.Peers(); len(got) > 0 {
+			t.Errorf("still knows %v", got)
+		}
+	})
+}
+
+// TestChangesAreCollected checks that changes within notifyDelay make one notification.
+func TestChangesAreCollected(t *testing.T) {
+	simulated(t, func(t *testing.T, n *Network) {
+		a := start(t, n.Host(1), "job", nil)
+		defer a.leave(t)
+		for range 3 {
+			time.Sleep(notifyDelay)
+			synctest.Wait()
+			select {
+			case <-a.Changed():
+			default:
+			}
+			a.change(func() {})
+			time.Sleep(notifyDelay / 2)
+			a.change(func() {})
+			begin := time.Now()
+			<-a.Changed()
+			if d := time.Since(begin); d > notifyDelay/2 {
+				t.Errorf("notified after %v", d)
+			}
+			select {
+			case <-a.Changed():
+				t.Error("notified twice")
+			case <-time.After(2 * notifyDelay):
+			}
+		}
+	})
+}
+
+// TestForeignPacketsAreDropped checks that only packets of the job reach memberlist.
+func TestForeignPacketsAreDropped(t *testing.T) {
+	simulated(t, func(t *testing.T, n *Network) {
+		at := func(host int, job string) *transport {
+			addr := fmt.Sprintf("10.0.0.%d:4000", host)
+			packets, err := n.Host(host).ListenPacket(addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tr, err := newTransport(&Config{Job: job, Key: key, Packets: packets})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return tr
+		}
+		a, b, other := at(1, "job"), at(2, "job"), at(3, "another job")
+		defer a.Shutdown()
+		defer b.Shutdown()
+		defer other.Shutdown()
+		for _, p := range [][]byte{nil, []byte("short"), make([]byte, packetSize)} {
+			other.conn.WriteTo(p, a.conn.LocalAddr())
+			if _, err := other.WriteTo(p, "10.0.0.1:4000"); err != nil {
+				t.Error(err)
+			}
+		}
+		time.Sleep(time.Second)
+		if _, err := b.WriteTo([]byte("mine"), "10.0.0.1:4000"); err != nil {
+			t.Error(err)
+		}
+		if p := <-a.PacketCh(); string(p.Buf) != "mine" {
+			t.Errorf("a packet of %d bytes", len(p.Buf))
+		}
+		if _, err := b.WriteTo([]byte("mine"), "10.0.0.1"); err == nil {
+			t.Error("a packet to no port")
+		}
+	})
+}
+
+// A counted stream is open until its first Close.
+type counted struct {
+	net.Conn
+	close func()
+}
+
+func (c *counted) Close() error {
+	c.close()
+	return c.Conn.Close()
+}
+
+// TestBrokenStreamsAreClosed checks that no stream stays open whose other end is gone before the first message.
+func TestBrokenStreamsAreClosed(t *testing.T) {
+	simulated(t, func(t *testing.T, n *Network) {
+		packets, err := n.Host(1).ListenPacket("10.0.0.1:4000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var dialed, open atomic.Int32
+		dial := func(context.Context, string) (net.Conn, error) {
+			near, far := net.Pipe()
+			far.Close()
+			dialed.Add(1)
+			open.Add(1)
+			return &counted{near, sync.OnceFunc(func() { open.Add(-1) })}, nil
+		}
+		m, err := Join(Config{Job: "job", Key: key, Name: "n1", Packets: packets, Dial: dial})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Meet("10.0.0.2:4000")
+		time.Sleep(time.Minute)
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		if dialed.Load() == 0 || open.Load() != 0 {
+			t.Errorf("%d of %d streams are open", open.Load(), dialed.Load())
 		}
 	})
 }

@@ -65,12 +65,9 @@ func newTransport(c *Config) (*transport, error) {
 func (t *transport) listen() {
 	buf := make([]byte, packetSize)
 	for {
-		n, from, err := t.conn.ReadFrom(buf)
-		switch {
-		case errors.Is(err, net.ErrClosed):
+		n, from, err := t.conn.ReadFrom(buf) // another error may be that of an earlier packet
+		if errors.Is(err, net.ErrClosed) {
 			return
-		case err != nil:
-			continue // it may be the error of an earlier packet
 		}
 		packet, err := t.seal.Open(nil, nil, buf[:n], nil)
 		if err != nil {
@@ -96,7 +93,22 @@ func (t *transport) WriteTo(b []byte, addr string) (time.Time, error) {
 func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
 	ctx, stop := context.WithTimeout(t.ctx, timeout)
 	defer stop()
-	return t.dial(ctx, addr)
+	conn, err := t.dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	return stream{conn}, nil
+}
+
+// A stream closes itself after a failed write: memberlist 0.7.0 drops a stream to which it cannot write the label.
+type stream struct{ net.Conn }
+
+func (s stream) Write(b []byte) (int, error) {
+	n, err := s.Conn.Write(b)
+	if err != nil {
+		s.Close()
+	}
+	return n, err
 }
 
 // PacketCh returns the received packets.

@@ -8,7 +8,6 @@
 package wire
 
 import (
-	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/hkdf"
@@ -24,6 +23,8 @@ import (
 	"net"
 	"strings"
 	"time"
+
+	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // Config describes an agent for the handshake.
@@ -115,13 +116,13 @@ func (p *Config) handshake(ctx context.Context, conn *tls.Conn, dialer bool) (he
 	} else if conn.ConnectionState().NegotiatedProtocol != streams {
 		hello, err = s.greet(dialer)
 	}
-	if !stop() && err == nil {
+	if !stop() {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		conn.NetConn().Close()
 		if refusal := (*Refusal)(nil); !errors.As(err, &refusal) {
-			err = fmt.Errorf("agent at %s: handshake: %w", s.from, cmp.Or(context.Cause(ctx), err))
+			err = fmt.Errorf("agent at %s: handshake: %w", s.from, err)
 		}
 	}
 	return hello, err
@@ -163,15 +164,10 @@ func (s *handshake) greet(dialer bool) (hello []byte, err error) {
 }
 
 func (s *handshake) send(g greeting) error {
-	message, err := json.Marshal(g)
-	if err != nil {
-		return err
+	f, err := NewFrame(g)
+	if err == nil {
+		_, err = s.conn.Write(f)
 	}
-	f, err := NewFrame(message)
-	if err != nil {
-		return err
-	}
-	_, err = s.conn.Write(f)
 	return err
 }
 
@@ -224,14 +220,7 @@ func readGreeting(r io.Reader) (*greeting, error) {
 // clean fits a peer's text into one line of a message.
 func clean(text string) string {
 	const most = 512
-	out := []rune(text)
-	out = out[:min(len(out), most)]
-	for i, r := range out {
-		if r < ' ' || r == 0x7f {
-			out[i] = ' '
-		}
-	}
-	return string(out)
+	return terminal.Clip(string(terminal.Line([]byte(text))), most)
 }
 
 // Identity is the key pair of all agents of a job.
@@ -267,7 +256,7 @@ func (id *Identity) tls(protocols ...string) *tls.Config {
 		// VerifyConnection replaces the check of a certificate authority.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(s tls.ConnectionState) error {
-			if len(s.PeerCertificates) != 1 || !id.public.Equal(s.PeerCertificates[0].PublicKey) {
+			if !id.public.Equal(s.PeerCertificates[0].PublicKey) {
 				return errKeys
 			}
 			return nil

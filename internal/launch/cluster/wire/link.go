@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -65,13 +66,12 @@ func (l *Link) send() {
 	defer close(l.sent)
 	defer l.conn.NetConn().Close()
 	empty := Frame(make([]byte, header))
-	word := time.NewTicker(l.silence / keepalivesPerSilence)
-	defer word.Stop()
+	word := time.Tick(l.silence / keepalivesPerSilence)
 	for {
 		var f Frame
 		select {
 		case f = <-l.frames:
-		case <-word.C:
+		case <-word:
 			f = empty
 		case <-l.closing:
 			l.flush()
@@ -88,9 +88,7 @@ func (l *Link) flush() {
 	for {
 		select {
 		case f := <-l.frames:
-			if l.write(f, l.silence/keepalivesPerSilence) != nil {
-				return
-			}
+			_ = l.write(f, l.silence/keepalivesPerSilence) // after an error, further writes fail at once
 		default:
 			return
 		}
@@ -114,8 +112,7 @@ func (l *Link) Receive() ([]byte, error) {
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return nil, fmt.Errorf("%w for %v", errSilent, l.silence)
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
-			errors.Is(err, io.ErrClosedPipe):
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
 			return nil, errors.New("its agent has ended, or closed the connection")
 		case err != nil:
 			return nil, fmt.Errorf("lost the connection to its agent: %w", err)
@@ -139,25 +136,23 @@ var handshakeLimits = admission.Limits{Most: 64, Stay: 250 * time.Millisecond}
 type Acceptor struct {
 	ln        net.Listener
 	admission *admission.Door
-	cancel    context.CancelFunc
 	group     sync.WaitGroup
 }
 
 // Open starts to accept agents. up gets the links of admitted agents, stream their streams, and refused the errors of
 // the others. All are called from several goroutines.
 func Open(ln net.Listener, p *Config, up func(*Link), stream func(net.Conn), refused func(error)) *Acceptor {
-	ctx, cancel := context.WithCancel(context.Background())
-	a := &Acceptor{ln: ln, admission: admission.New(handshakeLimits), cancel: cancel}
+	a := &Acceptor{ln: ln, admission: admission.New(handshakeLimits)}
 	greet := func(conn net.Conn) {
 		secured := tls.Server(conn, p.Identity.tls(links, streams))
-		hello, err := p.handshake(ctx, secured, false)
+		hello, err := p.handshake(context.Background(), secured, false)
 		known := a.admission.Leave(conn)
 		switch {
 		case err == nil && secured.ConnectionState().NegotiatedProtocol == streams:
 			stream(secured)
 		case err == nil:
 			up(newLink(secured, hello, p.Silence))
-		case known: // not closed to make room for others
+		case known: // not closed by Close, or to make room for others
 			refused(err)
 		}
 	}
@@ -167,7 +162,6 @@ func Open(ln net.Listener, p *Config, up func(*Link), stream func(net.Conn), ref
 
 // Close closes the listener, and waits for the acceptor's goroutines.
 func (a *Acceptor) Close() error {
-	a.cancel()
 	a.admission.Close()
 	err := a.ln.Close()
 	a.group.Wait()
@@ -186,8 +180,12 @@ const (
 // Frame is a message with its length prefix, encoded once for all recipients.
 type Frame []byte
 
-// NewFrame returns the frame of a message.
-func NewFrame(message []byte) (Frame, error) {
+// NewFrame returns the frame of a message, in JSON.
+func NewFrame(v any) (Frame, error) {
+	message, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
 	if len(message) > MaxFrame {
 		return nil, fmt.Errorf("message of %d bytes: at most %d are allowed", len(message), MaxFrame)
 	}
@@ -206,11 +204,6 @@ func readFrame(r io.Reader, limit int) ([]byte, error) {
 		return nil, fmt.Errorf("frame of %d bytes: at most %d are allowed", n, limit)
 	}
 	message := make([]byte, n)
-	if _, err := io.ReadFull(r, message); err != nil {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		return nil, err
-	}
-	return message, nil
+	_, err := io.ReadFull(r, message)
+	return message, err
 }

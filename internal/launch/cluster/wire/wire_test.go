@@ -107,27 +107,70 @@ func TestLinkCarriesMessages(t *testing.T) {
 	if string(near.Hello) != `{"i":"b"}` || string(far.Hello) != `{"i":"a"}` {
 		t.Errorf("the hellos are %s and %s", near.Hello, far.Hello)
 	}
-	for _, size := range []int{1, 1000, MaxFrame} {
-		want := bytes.Repeat([]byte{'x'}, size)
+	for _, size := range []int{2, 1000, MaxFrame} {
+		want := strings.Repeat("x", size-2)
 		f, err := NewFrame(want)
 		if err != nil || !near.Send(f) {
 			t.Fatal(err)
 		}
-		if got, err := far.Receive(); err != nil || !bytes.Equal(got, want) {
+		if got, err := far.Receive(); err != nil || string(got) != `"`+want+`"` {
 			t.Fatalf("%d bytes: %d came, %v", size, len(got), err)
 		}
 	}
-	if _, err := NewFrame(make([]byte, MaxFrame+1)); err == nil {
+	if _, err := NewFrame(strings.Repeat("x", MaxFrame-1)); err == nil {
 		t.Error("a frame that is too long was made")
 	}
-	f, _ := NewFrame([]byte("last"))
-	far.Send(f)
-	far.Close() // sends the queued frames
-	if got, err := near.Receive(); err != nil || string(got) != "last" {
-		t.Errorf("%q, %v", got, err)
+}
+
+// TestCloseSendsTheQueue checks that a closed link still sends its frames, and then ends.
+func TestCloseSendsTheQueue(t *testing.T) {
+	slow := func(p *Config) { p.Silence = time.Minute }
+	near, far := meet(t, testConfig(t, slow), testConfig(t, slow))
+	const n = 128
+	f, err := NewFrame(strings.Repeat("x", 64<<10)) // more in all than the system's buffers
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := near.Receive(); err == nil || !strings.Contains(err.Error(), "has ended") {
-		t.Errorf("error %v", err)
+	for range n {
+		if !far.Send(f) {
+			t.Fatal("the queue is full")
+		}
+	}
+	far.Close()
+	for i := range n {
+		if _, err := near.Receive(); err != nil {
+			t.Fatalf("frame %d: %v", i, err)
+		}
+	}
+	for _, l := range []*Link{near, far} {
+		if _, err := l.Receive(); err == nil || !strings.Contains(err.Error(), "has ended") {
+			t.Errorf("error %v", err)
+		}
+		near.Close()
+	}
+}
+
+// TestLinkToOneThatReadsNothing checks that a link ends if its peer takes no frame.
+func TestLinkToOneThatReadsNothing(t *testing.T) {
+	near, _ := meet(t, testConfig(t, func(p *Config) { p.Silence = 100 * time.Millisecond }), testConfig(t, nil))
+	f, err := NewFrame(strings.Repeat("x", MaxFrame-2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for near.Send(f) { // until the queue is full
+	}
+	<-near.Closed()
+}
+
+// TestLinkEndsWithBrokenFrames checks the errors of a link whose peer ends within a frame, or sends another protocol.
+func TestLinkEndsWithBrokenFrames(t *testing.T) {
+	for want, raw := range map[string][]byte{"has ended": {0, 0, 0, 9, 1}, "lost the connection": {0xff, 0xff, 0xff, 0xff}} {
+		near, far := meet(t, testConfig(t, nil), testConfig(t, nil))
+		far.conn.Write(raw)
+		far.conn.NetConn().Close()
+		if _, err := near.Receive(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
 	}
 }
 
@@ -222,7 +265,7 @@ func TestHandshakeRefuses(t *testing.T) {
 			"keys of the two differ", false},
 		"another job":         {func(p *Config) { p.Job = "other\x1b[2Jjob" }, nil, `"job"`, false},
 		"the acceptor checks": {nil, says("other config"), "other config", true},
-		"the dialer checks":   {says("other\x1bversion"), nil, "other version", true},
+		"the dialer checks":   {says("other\x1b[2J\nversion"), nil, "otherversion", true},
 		"the acceptor checks as such": {nil, func(p *Config) {
 			p.Check = func(_ []byte, dialed bool) error { return fmt.Errorf("dialed: %v", dialed) }
 		}, "dialed: false", true},
@@ -370,7 +413,7 @@ func TestForeignCertificates(t *testing.T) {
 		conf.NextProtos = []string{links, streams}
 		conn := tls.Client(dial(t, m.addr), conf)
 		conn.Handshake()
-		f, _ := NewFrame([]byte(`{"job":"job","hello":{}}`))
+		f, _ := NewFrame(greeting{Job: "job", Hello: []byte("{}")})
 		conn.Write(append(f, f...))
 		io.Copy(io.Discard, conn)
 		conn.Close()
@@ -382,13 +425,103 @@ func TestForeignCertificates(t *testing.T) {
 	}
 }
 
-func TestHandshakeEndsInTime(t *testing.T) {
-	a, b := net.Pipe()
-	defer b.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := Dial(ctx, a, testConfig(t, nil)); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error %v", err)
+// TestHandshakeEnds checks a dial to peers that do not complete the handshake. It names the peer, and closes the
+// connection.
+func TestHandshakeEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer string // after TLS; with "-": in place of TLS, "": an end
+		is     error
+		says   string
+	}{
+		"no answer":   {answer: "-", is: context.DeadlineExceeded},
+		"no TLS":      {answer: "-HTTP/1.1 400 Bad Request", says: "does not look like a TLS handshake"},
+		"silence":     {answer: "\x00", is: context.DeadlineExceeded},
+		"an end":      {is: io.EOF},
+		"no JSON":     {answer: "\x00\x00\x00\x01{", says: "greeting: "},
+		"too long":    {answer: "\x00\x01\x00\x00", says: "65536 bytes"},
+		"another job": {answer: "\x00\x00\x00\x02{}", says: `job ""`},
+	} {
+		a, b := net.Pipe()
+		limit := time.Minute
+		if c.is == context.DeadlineExceeded {
+			limit = 50 * time.Millisecond
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		go func() {
+			defer b.Close()
+			server := tls.Server(b, testConfig(t, nil).Identity.tls(links))
+			if text, ok := strings.CutPrefix(c.answer, "-"); ok {
+				go b.Write([]byte(text)) // ends with b
+				io.Copy(io.Discard, b)
+				return
+			}
+			if server.Handshake() != nil {
+				return
+			}
+			readGreeting(server)
+			if c.answer != "" {
+				server.Write([]byte(c.answer))
+				io.Copy(io.Discard, b)
+			}
+		}()
+		_, err := Dial(ctx, a, testConfig(t, nil))
+		if err == nil || !strings.Contains(err.Error(), "agent at pipe: ") || !strings.Contains(err.Error(), c.says) ||
+			c.is != nil && !errors.Is(err, c.is) || errors.As(err, new(*Refusal)) != (name == "another job") {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if _, err := a.Read(make([]byte, 1)); err != io.ErrClosedPipe {
+			t.Errorf("%s: the connection is open: %v", name, err)
+		}
+	}
+}
+
+// TestCloseEndsHandshakes checks that an acceptor closes unfinished handshakes, without a report, and waits for its
+// callbacks.
+func TestCloseEndsHandshakes(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	upped, release, closed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	p := testConfig(t, nil)
+	a := Open(ln, p, nil, func(c net.Conn) {
+		close(upped)
+		<-release
+		c.Close()
+	}, func(err error) { t.Errorf("refused: %v", err) })
+	stream, err := DialStream(t.Context(), dial(t, ln.Addr().String()), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	silent := tls.Client(dial(t, ln.Addr().String()), p.Identity.tls(links))
+	defer silent.Close()
+	if err := silent.Handshake(); err != nil {
+		t.Fatal(err)
+	}
+	<-upped
+	go func() { closed <- a.Close() }()
+	silent.Read(make([]byte, 1)) // it is closed
+	select {
+	case <-closed:
+		t.Error("closed while a callback runs")
+	case <-time.After(10 * time.Millisecond):
+	}
+	close(release)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHelloThatCannotBeSent checks that a dial fails if this agent's own hello is invalid.
+func TestHelloThatCannotBeSent(t *testing.T) {
+	m := open(t, testConfig(t, nil))
+	for hello, want := range map[string]string{"{": "JSON", `"` + strings.Repeat("x", MaxFrame) + `"`: "bytes: at most"} {
+		bad := testConfig(t, func(p *Config) { p.Hello = func() []byte { return []byte(hello) } })
+		if _, err := Dial(t.Context(), dial(t, m.addr), bad); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.9s: error %v, want %q", hello, err, want)
+		}
 	}
 }
 
@@ -404,7 +537,8 @@ func TestReadFrame(t *testing.T) {
 }
 
 func FuzzReadGreeting(f *testing.F) {
-	for _, s := range []string{`{}`, `{"job":"j"}`, `{"job":"j","hello":{"a":[1,2]}}`, `{"refused":"x"}`, `{"x":1}`} {
+	for _, s := range []string{`{}`, `{"job":"j"}`, `{"job":"j","hello":{"a":[1,2]}}`, `{"refused":"x\n\u001b\u007f"}`, `{"x":1}`,
+		`{"refused":"` + strings.Repeat("x", 1000) + `"}`} {
 		f.Add(append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -415,7 +549,7 @@ func FuzzReadGreeting(f *testing.F) {
 		if len(g.Job)+len(g.Hello)+len(g.Refused) > 2*maxGreeting {
 			t.Errorf("%d bytes of greeting", len(raw))
 		}
-		if text := clean(g.Refused); strings.ContainsAny(text, "\x1b\n\r") {
+		if text := clean(g.Refused); strings.ContainsAny(text, "\x1b\n\r\x7f") || len(text) > 600 {
 			t.Errorf("text %q", text)
 		}
 	})

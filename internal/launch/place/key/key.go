@@ -9,6 +9,7 @@ package key
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -159,8 +160,8 @@ func try(dir, name string) (k Key, err error) {
 			failed = publish(root, temp, name)
 		}
 		// A server that gets a request twice reports a failure of the second. So the file decides, not the error.
-		if k, err = read(root, name); errors.Is(err, fs.ErrNotExist) && failed != nil {
-			err = failed
+		if k, err = read(root, name); errors.Is(err, fs.ErrNotExist) {
+			err = cmp.Or(failed, err)
 		}
 	}
 	if err == nil { // drafts of killed agents go; an agent whose draft is removed uses the published key

@@ -78,6 +78,23 @@ func TestShared(t *testing.T) {
 	if other := share(t, filepath.Join(dir, ".job-7.key")); other == first {
 		t.Error("two jobs have one key")
 	}
+	open := func() int {
+		all, err := os.ReadDir("/dev/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	before := open()
+	for range 3 {
+		share(t, path)
+		if _, err := File(path, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := open(); n != before {
+		t.Errorf("%d files are open, before %d", n, before)
+	}
 }
 
 func TestDirectoryIsMade(t *testing.T) {
@@ -226,8 +243,8 @@ func TestDraftOfNoLink(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := publish(root, temp, "none/.key"); err == nil {
-		t.Error("it was published in a directory that is not there")
+	if err := publish(root, temp, "none/.key"); err == nil || strings.Contains(cause(err).Error(), temp) {
+		t.Errorf("published in a directory that is not there: %v", err)
 	}
 	if got := names(t, dir); got != "" {
 		t.Errorf("left: %s", got)
@@ -269,11 +286,20 @@ func TestSharedRefuses(t *testing.T) {
 		if err := c.make(path); err != nil {
 			t.Fatal(err)
 		}
-		before := state(path)
+		mark := path + draftMark + "x" // the draft of a living agent
+		if name != "a file above" {
+			if err := write(secret, 0o600)(mark); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before, draft := state(path), state(mark)
 		_, err := Shared(t.Context(), path)
 		if err == nil || !strings.Contains(err.Error(), c.part) || strings.Count(err.Error(), path) != 1 ||
 			!strings.Contains(err.Error(), "CPRUN_KEY_FILE") {
 			t.Errorf("%s: %v, want %q and the path once", name, err, c.part)
+		}
+		if state(mark) != draft {
+			t.Errorf("%s: the draft of another agent is gone", name)
 		}
 		if after := state(path); after != before {
 			t.Errorf("%s: it was %s, and is %s", name, before, after)
