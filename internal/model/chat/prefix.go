@@ -29,7 +29,7 @@ type Trace struct {
 // A point describes the rendering before an iteration of the loop.
 type point struct{ out, seen int }
 
-// everything is seen by a template that depends on the number of messages.
+// everything marks a rendering that depends on the number of messages.
 const everything = 1 << 40
 
 // Prefix renders the first n messages, with or without a prompt. The result is Text up to byte same, and rest.
