@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
+	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -204,7 +207,17 @@ func TestLogProbs(t *testing.T) {
 		}
 	}
 	write(long) // its line is sent in pieces
-	stdout, _ := must(t, "eval", dir, "--logprobs", path, "--nproc", "2")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	z.Write(raw)
+	if err := errors.Join(z.Close(), os.WriteFile(path+".gz", packed.Bytes(), 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	stdout, _ := must(t, "eval", dir, "--logprobs", path+".gz", "--nproc", "2")
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
 	var got struct{ LogProbs []*float64 }
 	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &got); err != nil || len(got.LogProbs) != len(long) {
@@ -224,7 +237,9 @@ func TestLogProbs(t *testing.T) {
 	}{
 		{`conversations need the tokenizer of a model`, []string{"--logprobs", messages}},
 		{"remove --data", []string{"--logprobs", path, "--data", path}},
-		{"want a .jsonl", []string{"--logprobs", "a.bin"}},
+		{"want records, such as a .jsonl", []string{"--logprobs", "a.bin"}},
+		{"cprun: --logprobs: no file none.jsonl.gz", []string{"--logprobs", "none.jsonl.gz"}},
+		{"cprun: --data: no file none.jsonl", []string{"--data", "none.jsonl"}},
 		{"the longest record needs 3000", []string{"--logprobs", path, "--set", "data.seq_len=100"}},
 		{"no records", []string{"--logprobs", empty}},
 		{"needs parallel.data: 1", []string{"--logprobs", path, "--nproc", "2", "--set", "parallel.data=2", "--set",

@@ -161,20 +161,20 @@ func (c *child) awaitEnd(inbox chan<- message) {
 	awaitExit(c.cmd)
 	c.dead.Store(true)
 	unix.Kill(-c.pid, unix.SIGKILL) // the worker's own subprocesses
-	c.flush()
+	c.flush(flushTime)
 	c.conn.Close()
 	inbox <- message{child: c}
 }
 
-// flush waits for the ends of the socket and the output. After flushTime it stops copying to the console, so that a
-// stopped terminal costs no line of the log. Then it closes both: a process outside the worker's group must hold them.
-func (c *child) flush() {
+// flush waits for the ends of the socket and the output. After limit it stops copying to the console, so that a stopped
+// terminal costs no line of the log. Then it closes both: a process outside the worker's group must hold them.
+func (c *child) flush(limit time.Duration) {
 	now := time.Now()
-	c.conn.SetReadDeadline(now.Add(flushTime))
-	c.relay.src.SetReadDeadline(now.Add(2 * flushTime))
-	late := time.AfterFunc(flushTime, func() { close(c.relay.abandon) })
+	c.conn.SetReadDeadline(now.Add(limit))
+	c.relay.src.SetReadDeadline(now.Add(2 * limit))
+	late := time.AfterFunc(limit, func() { close(c.relay.abandon) })
 	defer late.Stop()
-	ctx, cancel := context.WithDeadline(context.Background(), now.Add(3*flushTime))
+	ctx, cancel := context.WithDeadline(context.Background(), now.Add(3*limit))
 	defer cancel()
 	for _, ended := range []chan struct{}{c.received, c.relay.done} {
 		select {

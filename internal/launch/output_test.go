@@ -2,12 +2,15 @@ package launch
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestOutput(t *testing.T) {
@@ -88,6 +91,54 @@ func TestStuckConsole(t *testing.T) {
 	go io.Copy(io.Discard, read)
 	con.close()
 	write.Close()
+}
+
+// TestLogThatHangs checks that the wait for a dead worker's output ends if the disk of its log hangs, under its output
+// and under its stacks. A pipe that nobody reads stands for such a file.
+func TestLogThatHangs(t *testing.T) {
+	read, log, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs, err := socketPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	con := newConsole(io.Discard)
+	c := &child{
+		conn: conn, received: make(chan struct{}),
+		relay: &relay{src: src, log: log, con: con, abandon: make(chan struct{}), done: make(chan struct{})},
+	}
+	theirs.Close()
+	go c.relay.run()
+	io.WriteString(in, strings.Repeat("x", 160<<10)) // a pipe holds 64 KiB: then the relay hangs
+	in.Close()
+	go func() {
+		c.keepStacks(json.RawMessage(`"stacks"`))
+		close(c.received)
+	}()
+	c.flush(10 * time.Millisecond)
+	for what, ended := range map[string]chan struct{}{"output": c.relay.done, "stacks": c.received} {
+		select {
+		case <-ended:
+			t.Errorf("the log of the %s does not hang", what)
+		default:
+		}
+	}
+	read.Close()
+	<-c.relay.done
+	<-c.received
+	con.close()
 }
 
 func TestLogRefusesLinks(t *testing.T) {

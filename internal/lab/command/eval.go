@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/cprun/cprun/internal/base/readable"
@@ -85,20 +86,23 @@ func (o *EvalOptions) checkLogProbs() error {
 	case o.Data != "" || o.Samples != 0 || o.SeqLen != "" || o.JSON:
 		return inputf("--logprobs prints a line of JSON for each record of its file; remove --data, --samples, " +
 			"--seq-len and --json")
-	case filepath.Ext(o.LogProbs) != ".jsonl":
-		return inputf("--logprobs %s: want a .jsonl with input_ids in each line", terminal.Name(o.LogProbs))
+	}
+	name := strings.TrimSuffix(strings.TrimSuffix(o.LogProbs, ".gz"), ".zst")
+	if !slices.Contains([]string{".jsonl", ".parquet", ".arrow"}, filepath.Ext(name)) {
+		return inputf("--logprobs %s: want records, such as a .jsonl with input_ids or messages in each line",
+			terminal.Name(o.LogProbs))
 	}
 	o.Data = o.LogProbs
 	return nil
 }
 
 // sizeRecords adds the keys for log-probabilities. Samples have at least the rows of the longest record.
-func sizeRecords(ctx context.Context, name, base string, set []string) (sized []string, longest int,
+func (o *EvalOptions) sizeRecords(ctx context.Context, name, base string, set []string) (sized []string, longest int,
 	err error) {
 	set = append(set, "data.pack_documents=true", "data.overlong=drop", "parallel.data=1")
 	cfg, err := config.Parse(name, []byte(base), config.Options{Set: set})
 	if err != nil {
-		return nil, 0, once(err)
+		return nil, 0, o.once(err)
 	}
 	longest, total, err := train.RecordTokens(ctx, cfg)
 	if err != nil {
@@ -128,7 +132,7 @@ func (o *EvalOptions) prepare(
 	}
 	longest := 0
 	if o.LogProbs != "" {
-		if set, longest, err = sizeRecords(ctx, name, base, set); err != nil {
+		if set, longest, err = o.sizeRecords(ctx, name, base, set); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -139,7 +143,7 @@ func (o *EvalOptions) prepare(
 	}
 	opts := config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device, Decide: d.Decide}
 	if cfg, err = config.Parse(name, []byte(base), opts); err != nil {
-		return nil, nil, once(err)
+		return nil, nil, o.once(err)
 	}
 	if cfg.Train.MicroBatchSize != 1 {
 		return nil, nil, inputf("train.micro_batch_size %d: eval takes samples one by one; remove the key",
@@ -152,7 +156,7 @@ func (o *EvalOptions) prepare(
 		return nil, nil, inputf("data.seq_len %d: the longest record needs %d; remove the key", cfg.Data.SeqLen, longest)
 	}
 	if _, err := train.Check(cfg); err != nil {
-		return nil, nil, once(err)
+		return nil, nil, o.once(err)
 	}
 	choice, err := choose(cfg, o.machine)
 	if err != nil {
@@ -171,12 +175,19 @@ func (o *EvalOptions) prepare(
 	return cfg, append(notes, choice.notes...), nil
 }
 
-// once drops the second report of a fault in the data: data.path and data.validation.path name the same files.
-func once(err error) error {
+// once drops the second report of a fault in the data: data.path and data.validation.path name the same files. It names
+// the flag that named them.
+func (o *EvalOptions) once(err error) error {
 	var faults config.Errors
 	if errors.As(err, &faults) {
 		twice := func(f config.Fault) bool { return f.Key == "data.validation.path" }
-		if left := slices.DeleteFunc(slices.Clone(faults), twice); len(left) > 0 {
+		left := slices.DeleteFunc(slices.Clone(faults), twice)
+		for i := range left {
+			if left[i].File == "--set data.path="+o.Data {
+				left[i].File, left[i].Key = map[bool]string{true: "--logprobs", false: "--data"}[o.LogProbs != ""], ""
+			}
+		}
+		if len(left) > 0 {
 			err = left
 		}
 	}

@@ -26,6 +26,7 @@ type isolatedAgent struct {
 	prepares []Assignment
 	left     bool
 	claims   []*decision // asked of the run directory; nil: only to read
+	payload  string      // of the last claim
 }
 
 type sent struct {
@@ -244,15 +245,18 @@ func (l *isolatedAgent) endsHere(rank int) {
 
 // The effects.
 
-func (l *isolatedAgent) dial(addr string)            { l.dials[addr]++ }
-func (l *isolatedAgent) hangUp(name string)          { l.hungUp[name]++ }
-func (l *isolatedAgent) prepare(w Assignment)        { l.prepares = append(l.prepares, w) }
-func (l *isolatedAgent) claim(_ []byte, d *decision) { l.claims = append(l.claims, d) }
-func (l *isolatedAgent) begin(d *decision)           { l.begun = append(l.begun, d.Index) }
-func (l *isolatedAgent) over(err error)              { l.ends = append(l.ends, err) }
-func (l *isolatedAgent) gone()                       { l.left = true }
-func (l *isolatedAgent) news(n launch.News)          { l.heard = append(l.heard, n) }
-func (l *isolatedAgent) verdict(v launch.Verdict)    { l.verdicts = append(l.verdicts, v) }
+func (l *isolatedAgent) dial(addr string)         { l.dials[addr]++ }
+func (l *isolatedAgent) hangUp(name string)       { l.hungUp[name]++ }
+func (l *isolatedAgent) prepare(w Assignment)     { l.prepares = append(l.prepares, w) }
+func (l *isolatedAgent) begin(d *decision)        { l.begun = append(l.begun, d.Index) }
+func (l *isolatedAgent) over(err error)           { l.ends = append(l.ends, err) }
+func (l *isolatedAgent) gone()                    { l.left = true }
+func (l *isolatedAgent) news(n launch.News)       { l.heard = append(l.heard, n) }
+func (l *isolatedAgent) verdict(v launch.Verdict) { l.verdicts = append(l.verdicts, v) }
+
+func (l *isolatedAgent) claim(payload []byte, d *decision) {
+	l.claims, l.payload = append(l.claims, d), string(payload)
+}
 
 func (l *isolatedAgent) send(m *message, names ...string) {
 	raw, err := json.Marshal(m)

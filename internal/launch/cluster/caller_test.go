@@ -70,8 +70,8 @@ func TestEarlyNews(t *testing.T) {
 	}
 }
 
-// TestEndOfALostLeader checks the verdict of an agent whose leader is lost for good: the loss is the cause, and the
-// reason why the job cannot go on is a note.
+// TestEndOfALostLeader checks the verdict of an agent without its leader: the loss is the cause, and the reason why the
+// job cannot go on is a note.
 func TestEndOfALostLeader(t *testing.T) {
 	l := follower(t, "b")
 	l.m.down("a", "no word for 5s")
@@ -118,7 +118,7 @@ func TestOwnErrorOfALauncher(t *testing.T) {
 	}
 }
 
-// TestErrorsOfPrepare checks the end of a job whose leader cannot prepare a start.
+// TestErrorsOfPrepare checks the end of a job if its leader cannot prepare a start.
 func TestErrorsOfPrepare(t *testing.T) {
 	broken := errors.New("broken")
 	over := &launch.Over{Result: launch.Result{ExitCode: launch.ExitInput}, Why: "bad input"}

@@ -191,7 +191,7 @@ func refusal(p *peer, joined []candidate, most int) string {
 		return fmt.Sprintf("it requests node rank %d of at most %d nodes", p.NodeRank, most)
 	}
 	for _, q := range joined {
-		if p.NodeRank >= 0 && q.Name != p.Name && q.NodeRank == p.NodeRank {
+		if p.NodeRank >= 0 && q.NodeRank == p.NodeRank {
 			return fmt.Sprintf("node rank %d belongs to the live agent at %s on %s", p.NodeRank, q.Addr, q.Host)
 		}
 	}

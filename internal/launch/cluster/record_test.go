@@ -9,8 +9,8 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// TestStillbornStart checks that a start whose members were lost before it is repeated without a count, unless a user
-// or a launcher ends the job.
+// TestStillbornStart checks that a start with members lost before it is repeated without a count, unless a user or a
+// launcher ends the job.
 func TestStillbornStart(t *testing.T) {
 	failures := []launch.Failure{{Rank: 4, Cause: "lost"}}
 	for name, c := range map[string]struct {
@@ -29,8 +29,9 @@ func TestStillbornStart(t *testing.T) {
 		if v.Again != c.again || v.Restarts != 2 || tl.Retries.Done != 2 || c.again && v.ExitCode != launch.ExitFailed {
 			t.Errorf("%s: %+v after %+v", name, v, tl)
 		}
-		if first := v.First; (first != nil) != (len(c.e.Failures) > 0 && v.Err == nil) || first != nil && first.Rank != 4 {
-			t.Errorf("%s: first %+v", name, first)
+		f := v.First
+		if (f != nil) != (len(c.e.Failures) > 0 && v.Err == nil) || f != nil && f.Rank != 4 {
+			t.Errorf("%s: first %+v", name, f)
 		}
 	}
 }
@@ -40,12 +41,13 @@ func TestMergeKeepsTheEndings(t *testing.T) {
 	own := errors.New("its own")
 	w := assignmentOf(1, "a:0 b:1")
 	r := newRecord(&w, time.Unix(0, 0))
-	r.end("a", &ended{Ending: launch.Ending{Err: own, Failures: []launch.Failure{{Rank: 0, Order: 1}}}, Fault: "node a"},
-		time.Unix(1, 0))
+	a := launch.Ending{Err: own, Failures: []launch.Failure{{Rank: 0, Order: 1}}}
+	r.end("a", &ended{Ending: a, Fault: "node a"}, time.Unix(1, 0))
 	r.end("b", &ended{Ending: launch.Ending{Failures: []launch.Failure{{Rank: 2, Order: 1}}}}, time.Unix(2, 0))
 	for range 2 {
 		e := r.merge("a", true)
-		if e.Err != own || !e.Quiet || len(e.Failures) != 2 || e.Failures[0].Order != 1<<32+1 {
+		if e.Err != own || !e.Quiet ||
+			len(e.Failures) != 2 || e.Failures[0].Order != 1<<32+1 {
 			t.Errorf("%+v", e)
 		}
 	}
@@ -83,8 +85,8 @@ func TestFirstAgentThatIsDone(t *testing.T) {
 	}
 }
 
-// TestEndOfAJobIsTold checks what the launchers of a job hear of its end: the first failure without its last lines,
-// which one node prints.
+// TestEndOfAJobIsTold checks the end of a job at its launchers: the first failure without its last lines, and one node
+// that prints it.
 func TestEndOfAJobIsTold(t *testing.T) {
 	l := leader(t, func(c *Config) { c.MaxRestarts = 0 })
 	f := launch.Failure{Rank: 2, Host: "node-b", Cause: "killed", Order: 1, Tail: []string{"last"}}

@@ -156,6 +156,9 @@ func decode(d *json.Decoder, depth int) Value {
 	depth = deeper(depth)
 	token := func() json.Token {
 		x, err := d.Token()
+		if err == io.EOF {
+			err = errors.New("the JSON is cut short")
+		}
 		if err != nil {
 			fail("%w", err)
 		}

@@ -93,7 +93,7 @@ func TestWrongConversationsAreExplained(t *testing.T) {
 		{"x", `{"messages":[{"role":"user"}],"text":"a"}`, `both "text" and "messages"; leave one out`},
 		{"x", `{"prompt":"a","completion":[]}`, "both texts or both lists"},
 		{"x", `{"prompt":"a"}`, `or "prompt" with "completion"`},
-		{"x", `{"messages":[{"role":"user"}],"tools":"[1"}`, `"tools": `},
+		{"x", `{"messages":[{"role":"user"}],"tools":"[1"}`, `"tools": the JSON is cut short`},
 		{"x", `{"messages":[{"role":"user"}],"chat_template_kwargs":[]}`, `"chat_template_kwargs": want a list, or`},
 		{"x", `{"messages":[{"role":"user"}],"my_mask":[1]}`, `key "my_mask" is not read`},
 		{"x", `{"messages":[{"role":"user"}],"chosen":[1]}`, `key "chosen": preference pairs`},

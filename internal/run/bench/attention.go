@@ -87,6 +87,8 @@ func (s *AttentionSpec) Default(device string, ranks int) {
 // Check reports faults of a spec before any process is spawned.
 func (s *AttentionSpec) Check(ranks int) error {
 	switch {
+	case s.Documents != "" && len(s.Packs) == 0:
+		return fmt.Errorf("--documents %s: it has no packs", terminal.Name(s.Documents))
 	case len(s.Seq) == 0:
 		return fmt.Errorf("--seq: no length given")
 	case s.Heads < 1 || s.KVHeads < 1 || s.Heads%s.KVHeads != 0:
@@ -106,9 +108,6 @@ func (s *AttentionSpec) Check(ranks int) error {
 		if !slices.Contains(ring.Gathers, g) {
 			return fmt.Errorf("--gather %q is none of %v", g, ring.Gathers)
 		}
-	}
-	if s.Documents != "" && len(s.Packs) == 0 {
-		return fmt.Errorf("--documents %s: it has no packs", terminal.Name(s.Documents))
 	}
 	for _, w := range s.rows() {
 		if err := w.Layout.Check(); err != nil {
@@ -386,10 +385,7 @@ func (t *attentionRun) row(ctx context.Context, w ring.Strategy, seq int) (*Atte
 	if err != nil {
 		return nil, err
 	}
-	pairs := 0
-	for _, w := range partition.Work(shape) {
-		pairs += w
-	}
+	pairs := sum(partition.Work(shape))
 	row := &AttentionRow{Seq: seq, Algorithm: w.Algorithm, Gather: w.Gather, Layout: string(w.Layout), Backend: s.Backend,
 		Ranks: ranks, FLOPs: FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim)}
 	if err := t.share(ctx, row, p); err != nil {

@@ -68,9 +68,9 @@ func TestPacksAreChecked(t *testing.T) {
 	} {
 		s := AttentionSpec{Documents: packsFile(t, text), PackCount: 20, Algorithms: []string{"ring"}, Causal: true,
 			Window: -1}
+		s.Default("cpu", 2)
 		err := s.Load()
 		if err == nil {
-			s.Default("cpu", 2)
 			err = s.Check(2)
 		}
 		if err == nil || !strings.Contains(err.Error(), "--documents") || !strings.Contains(err.Error(), want) {
