@@ -56,8 +56,7 @@ func (l *nodeLauncher) attempt(ctx context.Context, s Start) *attempt {
 	defer unwatch()
 	t.start()
 	if t.asked != "" { // a signal that arrived with the start
-		t.membership.Publish(News{Stop: t.asked})
-		t.stop(t.asked)
+		t.request(t.asked)
 	}
 	end, news := ctx.Done(), l.membership.News()
 	defer func() {
@@ -266,16 +265,30 @@ func (t *attempt) onSignal(sig os.Signal) {
 	name := signalName(sig.(syscall.Signal))
 	switch t.policy.on(sig, time.Now()) {
 	case actStop:
-		t.membership.Publish(News{Stop: name})
-		t.stop(name)
+		t.request(name)
 	case actKill:
-		t.membership.Publish(News{Kill: true})
-		t.forced = true
-		t.killAll()
+		t.force()
 	case actStatus:
 		t.startTable(true)
 	case actNone:
 	}
+}
+
+func (t *attempt) force() {
+	t.membership.Publish(News{Kill: true})
+	t.forced = true
+	t.killAll()
+}
+
+// request passes on the first request to stop. by names the signal.
+func (t *attempt) request(by string) {
+	if t.job.Stateless {
+		t.asked = by
+		t.force()
+		return
+	}
+	t.membership.Publish(News{Stop: by})
+	t.stop(by)
 }
 
 // stop asks the workers for a checkpoint and a clean end. by names the signal and the node.

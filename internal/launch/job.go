@@ -71,6 +71,8 @@ type Job struct {
 	Interface string
 	// Patient ignores a second SIGTERM, since batch systems send several.
 	Patient bool
+	// Stateless ends the workers at the first request to stop: they have no state to save.
+	Stateless bool
 	// Signals were caught before the job and stay caught: a signal after Run's return ends the program, with the status
 	// that Run returned. nil: Run catches them.
 	Signals *Signals

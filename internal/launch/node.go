@@ -141,6 +141,9 @@ func (l *nodeLauncher) notStarted(v Verdict, err error) Result {
 	if l.asked != "" && errors.Is(err, errStop) {
 		l.notice("%v before the next start", err)
 		r.ExitCode, r.Stopped, r.First = ExitStopped, true, nil
+		if l.job.Stateless {
+			r.ExitCode = ExitInterrupted
+		}
 		return r
 	}
 	if over := (*Over)(nil); errors.As(err, &over) {

@@ -83,7 +83,8 @@ func (t *attempt) report(v Verdict) {
 		if !v.First.Remote {
 			t.print(v.First.lastLines() + v.First.Report())
 		}
-		t.say("interrupted twice: all workers were ended at once")
+		t.say("%s: all workers were ended at once",
+			map[bool]string{true: "interrupted by " + t.asked, false: "interrupted twice"}[t.job.Stateless])
 	case v.ExitCode == ExitFailed:
 		t.print(timeoutTable(v.Failures) + others(v.Failures[1:]) + v.First.lastLines() + v.First.Report())
 	}

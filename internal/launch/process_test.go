@@ -304,6 +304,23 @@ func TestInterruptedTwice(t *testing.T) {
 	}
 }
 
+// Workers without state do not run on after a request to stop.
+func TestStateless(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1} {
+		t.Run(signalName(sig), func(t *testing.T) {
+			t.Parallel()
+			s := CatchSignals()
+			defer s.Release()
+			s.c <- sig
+			r := play(t, "deaf", 2, func(j *Job) { j.Signals, j.Stateless = s, true })
+			if r.ExitCode != ExitInterrupted || !strings.Contains(r.stderr, signalName(sig)) ||
+				strings.Contains(r.stderr, "checkpoint") {
+				t.Errorf("%+v, stderr %q", r.Result, r.stderr)
+			}
+		})
+	}
+}
+
 // TestStderrIsGone covers "cprun | tee log", where Ctrl-C also ends tee.
 func TestStderrIsGone(t *testing.T) {
 	t.Parallel()

@@ -132,7 +132,7 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s activat
 		if !all {
 			m.ops.RMSNorm(t.n1, t.inv1, t.x, l[hf.InputNorm].w, m.cfg.RMSNormEps)
 		}
-		m.projectBackward(l, part(d, lo, hi), part(dq, lo, hi), part(dk, lo, hi), part(dv, lo, hi), &t)
+		m.projectBackward(l, part(d, lo, hi), part(dq, lo, hi), part(dk, lo, hi), part(dv, lo, hi), &t, i > m.lowest)
 	}
 	return nil
 }
@@ -159,10 +159,14 @@ func (m *Model) projectDW(l *layer, r hf.Role, dy, x View) {
 	}
 }
 
-func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations) {
+// projectBackward needs no gradient of the norm's input if no parameter below is trained.
+func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *activations, below bool) {
 	m.projectDW(l, hf.Query, dq, s.n1)
 	m.projectDW(l, hf.Key, dk, s.n1)
 	m.projectDW(l, hf.Value, dv, s.n1)
+	if !below && l[hf.InputNorm].frozen {
+		return
+	}
 	dn1 := s.n1 // no longer needed
 	m.linearDX(dn1, dq, &l[hf.Query], false)
 	m.linearDX(dn1, dk, &l[hf.Key], true)
@@ -323,12 +327,15 @@ func (m *Model) place(a *tensor.Arena, b Batch) []activations {
 	layers := make([]activations, len(m.layers)+1)
 	var slots [HostSlots]activations
 	inputs, above, moved := make([]activations, len(m.layers)), 0, 0 // above counts the layers since the last kept input
+	var passing [2]activations                                       // of layers without a backward pass
 	for i := range layers {
 		mark, at, r := a.Mark(), &activations{}, Retain{Save: SaveInput}
 		if i < len(m.layers) {
 			r = m.opt.Layers[i]
 		}
 		switch {
+		case i < m.lowest:
+			at, r.Save = &passing[i%2], SaveInput
 		case r.Save == SaveNothing:
 			at, r = &inputs[above], Retain{Save: SaveInput}
 			above++
@@ -343,7 +350,7 @@ func (m *Model) place(a *tensor.Arena, b Batch) []activations {
 		layers[i].mark, layers[i].host = mark, r.Host
 		to, from := layers[i].views(), at.views()
 		for j := range end {
-			if *to[j] = *from[j]; r.Host && !to[j].IsZero() {
+			if *to[j] = *from[j]; r.Host && i >= m.lowest && !to[j].IsZero() {
 				layers[i].saved = append(layers[i].saved, *to[j])
 			}
 		}

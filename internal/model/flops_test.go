@@ -42,6 +42,16 @@ func TestFLOPsOfLlama8B(t *testing.T) {
 	near(t, "FLOPs of documents", parts, whole-attention, 1)
 }
 
+// With adapters, frozen matrices have no gradient of the weight, and q, k and v of the first layer none of their input.
+func TestFLOPsOfAdapters(t *testing.T) {
+	cfg := *tinyModels["smollm3"]
+	cfg.Tuning = lora(0)
+	attention, mlp := 6*(8+4+4)+8*6, 3*6*10
+	adapters := 3 * (6 + 8 + 2*(6+4) + 8 + 6 + 2*(6+10) + 10 + 6)
+	want := 2*(4*(attention+mlp)+6*adapters) - 2*6*(8+4+4) - 2*3*3*6 + 4*7*6
+	near(t, "FLOPs", FLOPs(&cfg, []int{1}), float64(want)+2*12*2*4, 0)
+}
+
 func TestFLOPsOfSlidingLayersAndTiedHeads(t *testing.T) {
 	cfg := *tinyModels["qwen3 sliding"]
 	docs := []int{7}

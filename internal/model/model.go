@@ -118,6 +118,7 @@ type Model struct {
 	row    int    // the first token of the tile
 
 	flat   *FlatLayout
+	lowest int    // the backward pass ends in this layer; -1: with the embedding
 	embed  weight // [V, E]
 	layers []layer
 	norm   weight // [E]
@@ -126,8 +127,9 @@ type Model struct {
 
 // A weight is a parameter in a pass: its values, and the gradient to add to, which is zero for a frozen matrix.
 type weight struct {
-	w, g View
-	lora *adapter // of a matrix; nil: none
+	w, g   View
+	frozen bool
+	lora   *adapter // of a matrix; nil: none
 }
 
 type layer [hf.Roles]weight
@@ -160,12 +162,18 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	if params.Layout == nil {
 		params.Layout = NewLayout(cfg, 1)
 	}
-	m.flat = params.Layout
+	m.flat, m.lowest = params.Layout, lowest(cfg, params.Layout)
+	if i := m.lowest; i > 0 && i < cfg.NumHiddenLayers && m.opt.Layers[i].Save == SaveNothing {
+		m.opt.Layers = slices.Clone(opt.Layers)
+		m.opt.Layers[i].Save = SaveInput // none below computes it again
+	}
 	m.layers = make([]layer, cfg.NumHiddenLayers)
 	adapters := map[string]*adapter{}
 	for ps := &params; ps != nil; ps = ps.Frozen {
 		for i, p := range ps.Layout.Params {
-			m.take(p, ps.weight(i, p), adapters)
+			w := ps.weight(i, p)
+			w.frozen = ps != &params
+			m.take(p, w, adapters)
 		}
 	}
 	m.adapt(adapters)
@@ -174,6 +182,18 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	}
 	m.choose(cfg, params)
 	return m
+}
+
+// lowest returns the lowest layer with a trained parameter; -1 if the embedding is trained, the number of layers if
+// none is.
+func lowest(cfg *hf.Config, flat *FlatLayout) int {
+	low := cfg.NumHiddenLayers
+	for _, p := range flat.Params {
+		if p.Role != hf.Head && p.Role != hf.Norm {
+			low = min(low, p.Layer)
+		}
+	}
+	return low
 }
 
 // at returns the place of a parameter.
@@ -359,8 +379,11 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 	// The gradient d between layers is updated in place. It is below the layers in the arena, which are released one by
 	// one.
 	d, layers, visits := m.hidden(a, b), m.place(a, b), m.visits()
-	last := layers[len(m.layers)]
-	if err := m.layersForward(a, b, layers, Layer(visits[0].layer)); err != nil {
+	last, first := layers[len(m.layers)], NoBucket
+	if len(visits) > 0 {
+		first = Layer(visits[0].layer)
+	}
+	if err := m.layersForward(a, b, layers, first); err != nil {
 		return err
 	}
 	if err := m.headBackward(a, b, loss, d, last.x, scale); err != nil {
@@ -407,7 +430,7 @@ type visit struct {
 // visits returns the backward pass. A layer with a kept input and those above it without one are a segment: from below,
 // their inputs are computed first.
 func (m *Model) visits() (list []visit) {
-	for top, i := len(m.layers)-1, len(m.layers)-1; i >= 0; i-- {
+	for top, i := len(m.layers)-1, len(m.layers)-1; i >= max(m.lowest, 0); i-- {
 		if m.opt.Layers[i].Save == SaveNothing {
 			continue
 		}
@@ -473,37 +496,44 @@ func (m *Model) hidden(a *tensor.Arena, b Batch) View {
 //	12 * heads * headDim for each visible (query, key) pair of each layer: two products
 //	forward, four backward.
 //
+// The backward pass ends in the lowest layer with a trained parameter: it needs no gradient of its input unless its
+// first norm is trained, and the layers below have the forward pass alone.
+//
 // It counts pairs exactly: a causal mask costs half, and a window its visible part.
 func FLOPs(cfg *hf.Config, docs []int) float64 {
 	tokens := 0
 	for _, n := range docs {
 		tokens += n
 	}
-	trained, frozen := matmulWeights(cfg)
-	flops := (6*float64(trained) + 4*float64(frozen)) * float64(tokens)
+	flat := NewLayout(cfg, 1)
+	low := lowest(cfg, flat)
+	flops := 0.0
 	for layer := range cfg.NumHiddenLayers {
-		pairs := VisiblePairs(docs, cfg.Window(layer))
-		flops += 12 * float64(cfg.NumAttentionHeads) * float64(cfg.HeadDim) * pairs
+		products := 12.0
+		if layer < low {
+			products = 4
+		}
+		flops += products * float64(cfg.NumAttentionHeads) * float64(cfg.HeadDim) * VisiblePairs(docs, cfg.Window(layer))
+	}
+	trained := func(p Param) bool { return p.Role == hf.InputNorm && p.Layer == low }
+	inner := slices.ContainsFunc(flat.Params, trained)
+	for times := 6; flat != nil; flat, times = flat.Frozen, 4 {
+		for i, p := range flat.Params {
+			n := times
+			_, isB, adapts := hf.Adapted(p.Name)
+			switch {
+			case len(p.Shape) != 2 || flat.Of(i) == Embedding && !cfg.TieWordEmbeddings:
+				continue // a tied embedding counts as lm_head; a separate one is only looked up
+			case p.Layer >= 0 && p.Layer < low:
+				n = 2
+			case p.Layer >= 0 && p.Layer == low && !inner && !(adapts && isB) &&
+				(p.Role == hf.Query || p.Role == hf.Key || p.Role == hf.Value):
+				n -= 2
+			}
+			flops += float64(n) * float64(p.Size()) * float64(tokens)
+		}
 	}
 	return flops
-}
-
-// matmulWeights returns the elements of the matrices in products with a token. A tied embedding counts as lm_head; a
-// separate one is only looked up.
-func matmulWeights(cfg *hf.Config) (trained, frozen int64) {
-	count := func(flat *FlatLayout) (n int64) {
-		for i, p := range flat.Params {
-			if len(p.Shape) == 2 && (flat.Of(i) != Embedding || cfg.TieWordEmbeddings) {
-				n += int64(p.Size())
-			}
-		}
-		return n
-	}
-	flat := NewLayout(cfg, 1)
-	if trained = count(flat); flat.Frozen != nil {
-		frozen = count(flat.Frozen)
-	}
-	return trained, frozen
 }
 
 // VisiblePairs counts the (query, key) pairs of causal attention inside documents. A query sees itself and window keys

@@ -27,6 +27,7 @@ func (c *Kernels) Forward(
 		fillAny(acc.LSE, math.Inf(-1))
 	})
 	c.resetMax(p.Scores)
+	c.Launch(fmt.Sprintf("cpu %v (%v)", q.DType(), c.level))
 	c.forward = forwardPass{c, o, acc, q, p}
 	return &c.forward, nil
 }
@@ -80,6 +81,7 @@ func (c *Kernels) Backward(
 		c.Zero(p.Scores.DBias)
 	}
 	c.queue("attention delta", func() { forType(q, rowDots[float64], rowDots[float32])(c, s.Delta, do, s.O) })
+	c.Launch(fmt.Sprintf("cpu %v (%v)", q.DType(), c.level))
 	c.backward = backwardPass{c, dq, do, q, s, p}
 	return &c.backward, nil
 }

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
@@ -22,6 +23,7 @@ import (
 // Kernels computes on the host. Its methods queue work on its stream and return at once. They check shapes and types
 // first: passes of attention return an error (see attention.Kernel), and operations panic (see model.Ops).
 type Kernels struct {
+	attention.Launches
 	stream  *tensor.HostStream
 	level   simd.Level // of the inner loops
 	cores   int        // available to this process when New ran
@@ -31,11 +33,6 @@ type Kernels struct {
 
 	forward  forwardPass // the current pass
 	backward backwardPass
-}
-
-// KernelName returns the name of attention's inner loops.
-func (c *Kernels) KernelName(t tensor.DType, _ int) string {
-	return fmt.Sprintf("cpu %v (%v)", t, c.level)
 }
 
 // New returns kernels that compute on stream, with the instructions that Use selected. The caller closes stream.

@@ -17,6 +17,7 @@ import (
 // deviceAttention implements the passes of cprun's own attention kernels, except for the blocks. Accumulators are
 // complete after every block.
 type deviceAttention struct {
+	attention.Launches
 	stream *cuda.Stream
 	loader *Loader
 	tiles  *cuda.Memory
@@ -60,6 +61,9 @@ func (d *deviceAttention) launch(program, name string, l cuda.Launch, a *cuda.Ar
 		return err
 	}
 	d.stream.Launch(f, l, a)
+	if program != commonProgram {
+		d.Launch(program)
+	}
 	return nil
 }
 

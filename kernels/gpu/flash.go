@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
-	"strings"
 	"unsafe"
 
 	"github.com/cprun/cprun/attention"
@@ -72,15 +71,6 @@ func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 		return err
 	}
 	return f.loader.Preload(append(names, commonProgram)...)
-}
-
-// KernelName returns the programs of both passes. Tensors that TMA cannot copy take others on Hopper.
-func (f *Flash) KernelName(t tensor.DType, dim int) string {
-	names, err := f.programs(t, dim, dim)
-	if err != nil {
-		return err.Error()
-	}
-	return strings.Join(names, ", ")
 }
 
 // programs returns the names of the programs of both passes.

@@ -16,6 +16,7 @@ import (
 // the rules of package attention for attention.Fused describe its limits. cuDNN cannot add to a tensor. So Fused keeps
 // up to maxHeld results of cuDNN, and merges them into the accumulators, or at the end into o, in one pass over memory.
 type Fused struct {
+	attention.Launches
 	stream  *cuda.Stream
 	dnn     *dnn.Handle
 	options FusedOptions

@@ -236,6 +236,7 @@ func (f *Fused) execute(d dnn.Desc, at *dnn.Pointers) error {
 	if d.Backward && f.options.ZeroWorkspace {
 		f.stream.Memset(workspace, 0, plan.Workspace)
 	}
+	f.Launch(map[bool]string{false: "cudnn forward", true: "cudnn backward"}[d.Backward])
 	return f.dnn.Execute(plan, at, workspace)
 }
 

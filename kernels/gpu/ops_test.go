@@ -13,7 +13,6 @@ import (
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/opstest"
 	"github.com/cprun/cprun/internal/model/optim"
-	"github.com/cprun/cprun/internal/model/optim/optimtest"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/tensor"
 )
@@ -115,9 +114,9 @@ func TestCUDAOps(t *testing.T) {
 
 func TestCUDAOptimSuite(t *testing.T) {
 	rig := newCUDARig(t)
-	optimtest.TestDevice(t, func(t *testing.T) optimtest.Device {
+	opstest.TestOptim(t, func(t *testing.T) opstest.Device {
 		r := rig.within(t)
-		return optimtest.Device{Optim: r.Ops, Upload: r.upload, Download: r.download}
+		return opstest.Device{Optim: r.Ops, Upload: r.upload, Download: r.download}
 	})
 }
 

@@ -135,12 +135,6 @@ func (a *adviser) search(s smaller, change factored) string {
 			list = append(list, less)
 		}
 	}
-	for len(list) > 0 && a.lacks(&list[len(list)-1]) == math.MaxInt64 { // refused, perhaps unlike smaller factors
-		list = list[:len(list)-1]
-	}
-	if len(list) == 0 || a.lacks(&list[len(list)-1]) > 0 {
-		return ""
-	}
 	for _, less := range list[sort.Search(len(list), func(i int) bool { return a.lacks(&list[i]) == 0 }):] {
 		var err error
 		if less.demand, err = demandOf(&less.cfg, a.on, nil); err == nil && a.lacks(&less) == 0 {

@@ -184,7 +184,7 @@ func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, note
 	res := launch.Run(ctx, launch.Job{
 		NProc: ranks, Argv: []string{"worker", string(role)}, Logs: dir.root, Payload: payload(task(dir.path)),
 		Stderr: out, Show: o.show(),
-		OnEvent: func(_ int, e launch.Event) { event(out, e) },
+		OnEvent: func(_ int, e launch.Event) { event(out, e) }, Stateless: true,
 	})
 	out.Close()
 	dir.end(res.ExitCode)

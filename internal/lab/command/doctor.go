@@ -18,6 +18,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/ring"
@@ -54,6 +55,7 @@ func Doctor(w io.Writer, verbose bool) (int, error) {
 		limit("processes", unix.RLIMIT_NPROC, func(l unix.Rlimit) uint64 { return l.Cur },
 			" of this user, threads included", "-u %d"),
 		temp(),
+		tokenCache(),
 	})
 	var b strings.Builder
 	if err := attentionReport(&b, machine, verbose); err != nil {
@@ -184,6 +186,25 @@ func temp() finding {
 	}
 	defer os.Remove(dir)
 	return finding{what: "temporary", value: filepath.Dir(dir) + " is writable"}
+}
+
+// tokenCache reports the size of the default token cache, whose entries stay until the user deletes them.
+func tokenCache() finding {
+	dir, size := (&config.Data{}).TokenCache().Dir, int64(0)
+	filepath.WalkDir(dir, func(_ string, d os.DirEntry, err error) error {
+		if err != nil {
+			return nil // no entries yet, or one that ends now
+		}
+		if info, err := d.Info(); err == nil && info.Mode().IsRegular() {
+			size += info.Size()
+		}
+		return nil
+	})
+	f := finding{what: "token cache", value: fmt.Sprintf("%s in %s", readable.Bytes(size), dir)}
+	if size > 0 {
+		f.value += fmt.Sprintf("; to free it between runs: rm -r %q", dir)
+	}
+	return f
 }
 
 // attentionReport prints the backends that can run causal training, the preferred one first. If verbose, it also prints

@@ -1,6 +1,9 @@
 package command
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -18,5 +21,25 @@ func TestCardsThatAreAlike(t *testing.T) {
 	}
 	if want := []string{"GPUs 0 to 2", "GPU 3", "GPUs 4 to 5"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestSizeOfTheTokenCache(t *testing.T) {
+	home := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", home)
+	dir := filepath.Join(home, "cprun", "tokens")
+	if f := tokenCache(); f.value != "0 B in "+dir {
+		t.Errorf("without entries: %s", f.value)
+	}
+	for _, entry := range []string{"a", "b"} {
+		if err := os.MkdirAll(filepath.Join(dir, entry), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, entry, "tokens.bin"), make([]byte, 1024), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f := tokenCache(); f.value != fmt.Sprintf("2 KiB in %s; to free it between runs: rm -r %q", dir, dir) {
+		t.Errorf("two entries: %s", f.value)
 	}
 }

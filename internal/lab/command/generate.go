@@ -271,11 +271,9 @@ type source struct {
 	ends      []int  // the tokens that end a text, own included
 	own       []int  // end tokens from the model's config
 	read      func(ctx context.Context, p model.Param, dst []float32) error
-	from      io.Closer
+	close     func()
 	notes     []string
 }
-
-func (w *source) close() { w.from.Close() }
 
 // openSource opens the checkpoint of a run, or a Hugging Face directory, and checks its metadata.
 func openSource(ctx context.Context, path string, o *GenerateOptions) (w *source, err error) {
@@ -334,7 +332,7 @@ func sourceOfModel(path string) (*source, error) {
 		return nil, &InputError{err}
 	}
 	w := &source{what: terminal.Name(path), cfg: cfg, positions: cfg.MaxPositionEmbedding,
-		tokenizer: filepath.Join(path, "tokenizer.json"), from: weights}
+		tokenizer: filepath.Join(path, "tokenizer.json"), close: func() { weights.Close() }}
 	if err = weights.Check(cfg.Family(), cfg.Tensors()); err == nil {
 		w.own, err = hf.Ends(path)
 	}
@@ -365,25 +363,14 @@ func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) 
 	return w, nil
 }
 
-// closers closes all of a list.
-type closers []io.Closer
-
-// Close implements io.Closer.
-func (c closers) Close() error {
-	var errs []error
-	for _, of := range c {
-		errs = append(errs, of.Close())
-	}
-	return errors.Join(errs...)
-}
-
 func sourceOf(ctx context.Context, c *checkpoint.Checkpoint) (*source, error) {
 	cfg, initial, err := savedModel(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	w := &source{what: terminal.Name(c.Dir), cfg: exported(cfg), tokenizer: tokenizerOf(cfg),
-		template: cfg.Data.ChatTemplate, from: closers{c, initial}}
+		template: cfg.Data.ChatTemplate}
+	w.close = func() { c.Close(); initial.Close() }
 	w.positions = w.cfg.MaxPositionEmbedding
 	if id := cfg.Data.EOSTokenID; id >= 0 {
 		w.ends = append(w.ends, id)

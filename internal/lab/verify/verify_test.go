@@ -419,6 +419,33 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// Gradients that are zero but for rounding may differ in every bit.
+func TestRoundingOfZeroGradientsIsNoDifference(t *testing.T) {
+	for scale, right := range map[float32]bool{1e-8: true, 1e-5: false, float32(math.NaN()): false} {
+		compared(t, func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
+			one, many := side(t, cfg, scale, batch, 0, 1), side(t, cfg, -scale, batch, 0, 1)
+			r := &Report{Tolerance: 1e-5, Ranks: 2}
+			if err := r.compareGradients(cfg, one, many); err != nil || (len(r.Differences) == 0) != right {
+				t.Errorf("gradients of about %v: %v, %v", scale, err, r.Differences)
+			}
+			return one
+		})
+	}
+}
+
+// Logits that no token changes show no leak. If some do, the others must.
+func TestLogitsThatNoTokenChanges(t *testing.T) {
+	for _, changed := range [][][2]int{nil, {{2, 3}}} {
+		r := compared(t, func(_ *config.Config, _ [][]Row, s *Side) *Side {
+			s.Probes = []train.Probed{{Position: 2, Changed: changed}, {Position: 3}}
+			return s
+		})
+		if *r.OK != (changed == nil) || (r.Leak == nil) != (changed == nil) || (r.Reasons["leak"] != "") != (changed == nil) {
+			t.Errorf("%v: %+v", changed, r)
+		}
+	}
+}
+
 // A probe that could not run, and a batch without targets, are reasons and no differences.
 func TestReasons(t *testing.T) {
 	r := compared(t, func(_ *config.Config, _ [][]Row, s *Side) *Side { s.Noisy, s.Blank = true, true; return s })

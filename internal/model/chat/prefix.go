@@ -8,8 +8,8 @@ const (
 	promptVar   = "add_generation_prompt"
 )
 
-// A Trace is a rendering that can render prefixes of its messages without starting again. It records the state before
-// each iteration of a loop over the messages, and the messages that decided this state. It is for one goroutine.
+// A Trace renders messages, and then prefixes of them without starting again. It records the state before each
+// iteration of a loop over the messages, and the messages that decided this state. Only one goroutine may use it.
 type Trace struct {
 	// Text is the rendering of all messages, and Spans that of generation blocks.
 	Text  string
@@ -26,10 +26,10 @@ type Trace struct {
 	points   []point
 }
 
-// A point is the state before an iteration of the loop.
+// A point describes the rendering before an iteration of the loop.
 type point struct{ out, seen int }
 
-// everything is seen by a template that depends on the number of messages.
+// everything marks a rendering that depends on the number of messages.
 const everything = 1 << 40
 
 // Prefix renders the first n messages, with or without a prompt. The result is Text up to byte same, and rest.

@@ -100,7 +100,10 @@ func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device
 		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16,
 		NewStream: further.maker(func(name string) (Stream, error) { return tensor.NewHostStream(name), nil }),
 		NewOptim:  func(s tensor.Stream) optim.Device { return cpu.New(s.(*tensor.HostStream)) },
-		NewClock:  hostClocks(stream), close: func() error { return errors.Join(further.close(), copies.close()) },
+		NewClock: func(points int) (Clock, error) {
+			return &hostClock{stream: stream, at: make([]time.Time, points)}, nil
+		},
+		close: func() error { return errors.Join(further.close(), copies.close()) },
 	}
 	if backend == "reference" {
 		r := attention.NewReference[float64](stream.Do)
@@ -176,11 +179,9 @@ func Caught(err *error) {
 // residentBytes returns the peak resident memory of this process by the kernel, else the memory that Go has taken from
 // the system.
 func residentBytes() float64 {
-	status, err := files.Read("/proc/self/status", 1<<20)
-	if err == nil {
-		if n, ok := peakResident(string(status)); ok {
-			return n
-		}
+	status, _ := files.Read("/proc/self/status", 1<<20)
+	if n, ok := peakResident(string(status)); ok {
+		return n
 	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -214,10 +215,6 @@ type Clock interface {
 type hostClock struct {
 	stream *tensor.HostStream
 	at     []time.Time // written by the stream
-}
-
-func hostClocks(s *tensor.HostStream) func(points int) (Clock, error) {
-	return func(points int) (Clock, error) { return &hostClock{stream: s, at: make([]time.Time, points)}, nil }
 }
 
 func (c *hostClock) Mark(i int) {

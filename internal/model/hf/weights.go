@@ -53,7 +53,12 @@ func openWeights(path, single string) (*Weights, error) {
 	w := &Weights{path: d.path, where: map[string]*safetensors.File{}}
 	switch {
 	case single != singleFile || d.exists(single):
-		err = w.openFile(d, single)
+		var s *safetensors.File
+		if s, err = w.openShard(d, single); err == nil {
+			for _, name := range s.Names() {
+				w.where[name] = s
+			}
+		}
 	case d.exists(indexFile):
 		err = w.openShards(d)
 	default:
@@ -134,17 +139,6 @@ func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 			w.path, terminal.Name(name), w.headers, w.tensors, maxHeaders, safetensors.MaxTensors)
 	}
 	return s, nil
-}
-
-func (w *Weights) openFile(d *dir, name string) error {
-	s, err := w.openShard(d, name)
-	if err != nil {
-		return err
-	}
-	for _, name := range s.Names() {
-		w.where[name] = s
-	}
-	return nil
 }
 
 // openShards opens every shard of the index and checks that index and shards agree. It stops when the list of faults is

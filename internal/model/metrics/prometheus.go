@@ -29,6 +29,7 @@ const (
 type Prometheus struct {
 	gauges                  []prometheus.Gauge // of measured
 	validation              prometheus.Gauge   // keeps its value between validations
+	sources                 *prometheus.GaugeVec
 	steps, tokens, commWait prometheus.Counter
 	seen                    int64 // tokens counted so far
 	step                    int64 // the last step in the counters
@@ -95,6 +96,9 @@ func newPrometheus(r *prometheus.Registry) *Prometheus {
 		p.gauges = append(p.gauges, gauge(m.name, m.help))
 	}
 	p.validation = gauge("cprun_validation_loss", "Last validation loss, in nats; NaN before the first.")
+	p.sources = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "cprun_source_validation_loss",
+		Help: "Last validation loss of each source, if there are several."}, []string{"source"})
+	r.MustRegister(p.sources)
 	return p
 }
 
@@ -128,6 +132,9 @@ func (p *Prometheus) Write(s Step) error {
 	}
 	if s.ValLoss != nil {
 		p.validation.Set(float64(*s.ValLoss))
+	}
+	for name, loss := range s.ValLosses {
+		p.sources.WithLabelValues(strings.ToValidUTF8(name, "?")).Set(float64(loss))
 	}
 	// Not every step is logged, so a line represents all steps since the previous one.
 	steps := float64(max(s.Step-p.step, 0))

@@ -39,7 +39,7 @@ func TestPrometheus(t *testing.T) {
 	}
 	val := Float(2.5)
 	validated := step(301)
-	validated.ValLoss = &val
+	validated.ValLoss, validated.ValLosses = &val, map[string]Float{"prose": 2, "code/\xff\"go": 3.5}
 	for _, s := range []Step{validated, step(302)} {
 		if err := p.Write(s); err != nil {
 			t.Fatal(err)
@@ -49,7 +49,9 @@ func TestPrometheus(t *testing.T) {
 	for _, want := range []string{
 		"cprun_step 302\n", "cprun_loss -32.25\n", "cprun_grad_norm 1.25\n", "cprun_learning_rate 0.0003\n",
 		"cprun_steps_total 10\n", "cprun_tokens_total 1.236992e+06\n", "cprun_comm_wait_seconds_total 0.625\n",
-		"cprun_mfu_ratio NaN\n", "cprun_validation_loss 2.5\n", "# TYPE cprun_tokens_total counter\n",
+		"cprun_mfu_ratio NaN\n", "cprun_validation_loss 2.5\n",
+		"cprun_source_validation_loss{source=\"prose\"} 2\n",
+		"cprun_source_validation_loss{source=\"code/?\\\"go\"} 3.5\n", "# TYPE cprun_tokens_total counter\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("scrape has no %q:\n%s", want, got)

@@ -1,6 +1,7 @@
-// Package opstest has the common tests of model.Ops, run by TestOps on every device: each operation against a plain
-// float64 reference. The package's own tests check the backward references against finite differences of the forward
-// ones.
+// Package opstest has the common tests of model.Ops and optim.Device, run by TestOps and TestOptim on every device.
+// They compare each operation with a plain float64 reference. The package's own tests check the backward references
+// against finite differences of the forward ones. The CPU compares AdamW itself with PyTorch, and other devices compare
+// it with the CPU.
 package opstest
 
 import (
@@ -12,6 +13,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/optim"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
@@ -21,7 +23,8 @@ type View = tensor.View
 
 // Device is a device under test.
 type Device struct {
-	Ops model.Ops
+	Ops   model.Ops
+	Optim optim.Device
 	// Upload returns a copy on the device of a dense host view; it may be the view itself.
 	Upload func(host View) View
 	// Download returns a dense host copy of a dense device view after all queued work, or the error of the stream.

@@ -11,8 +11,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/internal/model/opstest"
 	"github.com/cprun/cprun/internal/model/optim"
-	"github.com/cprun/cprun/internal/model/optim/optimtest"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/tensor"
 )
@@ -84,10 +84,10 @@ func TestAdamWLikeTorch(t *testing.T) {
 
 // TestCPU runs the common device tests on the CPU.
 func TestCPU(t *testing.T) {
-	optimtest.TestDevice(t, func(t *testing.T) optimtest.Device {
+	opstest.TestOptim(t, func(t *testing.T) opstest.Device {
 		stream := tensor.NewHostStream("optimizer")
 		t.Cleanup(func() { stream.Close() })
-		return optimtest.Device{
+		return opstest.Device{
 			Optim:    cpu.New(stream),
 			Upload:   func(host tensor.View) tensor.View { return host },
 			Download: func(v tensor.View) (tensor.View, error) { return v, stream.Sync(context.Background()) },

@@ -265,13 +265,10 @@ func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	if isNull(raw) {
 		return []step{{kind: "null", make: spaced}}, nil
 	}
-	kind, err := kindOf(raw, depth)
+	var k decoderFile
+	kind, err := component(raw, depth, &k)
 	if err != nil {
 		return nil, err
-	}
-	var k decoderFile
-	if err := json.Unmarshal(raw, &k); err != nil {
-		return nil, inComponent(kind, err)
 	}
 	if kind == "Sequence" {
 		all, err := sequence(k.Decoders, depth, parseDecoder)

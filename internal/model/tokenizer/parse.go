@@ -114,7 +114,8 @@ func isNull(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "
 
 const maxParts = 8
 
-func kindOf(raw json.RawMessage, depth int) (string, error) {
+// component reads the fields of a component, and returns its type.
+func component(raw json.RawMessage, depth int, fields any) (kind string, err error) {
 	var k struct {
 		Type string `json:"type"`
 	}
@@ -127,7 +128,7 @@ func kindOf(raw json.RawMessage, depth int) (string, error) {
 	if k.Type == "" {
 		return "", errors.New("it has no type")
 	}
-	return k.Type, nil
+	return k.Type, inComponent(k.Type, json.Unmarshal(raw, fields))
 }
 
 // sequence parses the components of a Sequence.
@@ -174,10 +175,6 @@ func lastVisible(c preTokenizer) (preTokenizer, bool) {
 
 // parseProcessor reads a post-processor: the ids before and after each text.
 func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err error) {
-	kind, err := kindOf(raw, depth)
-	if err != nil {
-		return nil, nil, err
-	}
 	var k struct {
 		Processors []json.RawMessage `json:"processors"`
 		Cls        *[2]any           `json:"cls"`
@@ -187,8 +184,9 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 			IDs []int32 `json:"ids"`
 		} `json:"special_tokens"`
 	}
-	if err := json.Unmarshal(raw, &k); err != nil {
-		return nil, nil, inComponent(kind, err)
+	kind, err := component(raw, depth, &k)
+	if err != nil {
+		return nil, nil, err
 	}
 	switch kind {
 	case "ByteLevel": // changes only offsets

@@ -8,10 +8,6 @@ import (
 )
 
 func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
-	kind, err := kindOf(raw, depth)
-	if err != nil {
-		return nil, err
-	}
 	var k struct {
 		Normalizers        []json.RawMessage `json:"normalizers"`
 		StripLeft          bool              `json:"strip_left"`
@@ -25,8 +21,9 @@ func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
 		StripAccents       *bool             `json:"strip_accents"`
 		Lowercase          bool              `json:"lowercase"`
 	}
-	if err := json.Unmarshal(raw, &k); err != nil {
-		return nil, inComponent(kind, err)
+	kind, err := component(raw, depth, &k)
+	if err != nil {
+		return nil, err
 	}
 	switch kind {
 	case "Sequence":
@@ -67,10 +64,6 @@ func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
 }
 
 func parsePreTokenizer(raw json.RawMessage, depth int) (preTokenizer, error) {
-	kind, err := kindOf(raw, depth)
-	if err != nil {
-		return nil, err
-	}
 	var k struct {
 		PreTokenizers    []json.RawMessage `json:"pretokenizers"`
 		Pattern          map[string]string `json:"pattern"`
@@ -85,8 +78,9 @@ func parsePreTokenizer(raw json.RawMessage, depth int) (preTokenizer, error) {
 		PrependScheme    string            `json:"prepend_scheme"`
 		Split            *bool             `json:"split"`
 	}
-	if err := json.Unmarshal(raw, &k); err != nil {
-		return nil, inComponent(kind, err)
+	kind, err := component(raw, depth, &k)
+	if err != nil {
+		return nil, err
 	}
 	switch kind {
 	case "Sequence":

@@ -385,10 +385,7 @@ func (t *attentionRun) row(ctx context.Context, w ring.Strategy, seq int) (*Atte
 	if err != nil {
 		return nil, err
 	}
-	pairs := 0
-	for _, w := range partition.Work(shape) {
-		pairs += w
-	}
+	pairs := sum(partition.Work(shape))
 	row := &AttentionRow{Seq: seq, Algorithm: w.Algorithm, Gather: w.Gather, Layout: string(w.Layout), Backend: s.Backend,
 		Ranks: ranks, FLOPs: FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim)}
 	if err := t.share(ctx, row, p); err != nil {

@@ -2,6 +2,7 @@ package train
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/foresee/planner"
@@ -23,6 +24,7 @@ type attend struct {
 	softmax   attention.Softmax
 	schedules map[int]*ring.Schedule // of the present batch, by window
 	cache     *ring.Cache            // schedules of recurring batches and of the next one
+	kernels   map[int][]string       // launched ones, by window; nil: not recorded
 }
 
 func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
@@ -151,6 +153,7 @@ func (a *attend) Forward(layer int, acc attention.Partial, q, k, v View) error {
 	if err != nil {
 		return err
 	}
+	defer a.note(layer)
 	return a.ring.Forward(acc, q, k, v, s, a.softmax)
 }
 
@@ -160,7 +163,22 @@ func (a *attend) Backward(layer int, g attention.Grads, do, q, k, v View, acc at
 	if err != nil {
 		return err
 	}
+	defer a.note(layer)
 	return a.ring.Backward(g, do, q, k, v, acc, s, a.softmax)
+}
+
+// note records the kernels that a call for a layer has launched.
+func (a *attend) note(layer int) {
+	k, ok := a.ring.Kernel.(interface{ Launched() []string })
+	if a.kernels == nil || !ok {
+		return
+	}
+	window := a.cfg.Window(layer)
+	for _, name := range k.Launched() {
+		if !slices.Contains(a.kernels[window], name) {
+			a.kernels[window] = append(a.kernels[window], name)
+		}
+	}
 }
 
 var _ model.Attention = (*attend)(nil)

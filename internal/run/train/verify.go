@@ -8,6 +8,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/safetensors"
@@ -89,7 +90,7 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 			return v, err
 		}
 	}
-	v.All, v.Kernels = t.train.loader.Samples(), t.kernels()
+	v.All, t.att.kernels = t.train.loader.Samples(), map[int][]string{}
 	for i := range cfg.Train.GlobalBatchSize {
 		v.Samples = append(v.Samples, t.train.loader.Index(int64(i)))
 	}
@@ -104,6 +105,7 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 	if err != nil {
 		return v, err
 	}
+	v.Kernels = t.kernels()
 	if err := t.writeVerified(ctx, o.RunDir, rows, scale); err != nil {
 		return v, err
 	}
@@ -161,10 +163,10 @@ func (p prefix) Alike() bool            { return false }
 // A changed is samples with another token at one position.
 type changed struct {
 	samples
-	at, vocab int
+	at, vocab, try int
 }
 
-// Load replaces the token by another one of the shard, so by one that the model knows.
+// Load replaces the token by another one of the shard, so by one that the model knows: by the first, second or third.
 func (c changed) Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error {
 	if err := c.samples.Load(sample, spans, ids, targets, positions); err != nil {
 		return err
@@ -173,11 +175,16 @@ func (c changed) Load(sample int64, spans []partition.Span, ids, targets []int32
 	if row < 0 {
 		return nil
 	}
-	old := ids[row]
-	ids[row] = (old + 1) % int32(c.vocab)
-	if i := slices.IndexFunc(ids, func(id int32) bool { return id != old }); i != row {
-		ids[row] = ids[i]
+	others := []int32{ids[row]}
+	for _, id := range ids {
+		if len(others) < c.try+2 && !slices.Contains(others, id) {
+			others = append(others, id)
+		}
 	}
+	for len(others) < c.try+2 {
+		others = append(others, (others[len(others)-1]+1)%int32(c.vocab))
+	}
+	ids[row] = others[c.try+1]
 	return nil
 }
 
@@ -191,18 +198,11 @@ func positionsOf(spans []partition.Span) (list []int) {
 	return list
 }
 
-// A kernelNamer names the kernels of its passes.
-type kernelNamer interface {
-	KernelName(t tensor.DType, dim int) string
-}
-
+// kernels returns the kernels that attention has launched on this rank.
 func (t *Trainer) kernels() (uses []KernelUse) {
-	m, name := &t.cfg.Model.Config, t.cfg.Parallel.Backend
-	if k, ok := t.dev.Kernel.(kernelNamer); ok {
-		name = k.KernelName(t.dev.Compute, m.HeadDim)
-	}
+	m := &t.cfg.Model.Config
 	for _, window := range m.Windows() {
-		u := KernelUse{Window: window, Backend: t.cfg.Parallel.Backend, Kernel: name}
+		u := KernelUse{Window: window, Backend: t.cfg.Parallel.Backend, Kernel: strings.Join(t.att.kernels[window], ", ")}
 		for layer := range m.NumHiddenLayers {
 			if m.Window(layer) == window {
 				u.Layers = append(u.Layers, layer)
@@ -231,18 +231,23 @@ func (t *Trainer) probe(ctx context.Context, sample int64, v *Verified) error {
 	loader := t.train.loader
 	defer func() { t.train.loader = loader }()
 	for _, p := range t.places(sample, b) {
-		t.train.loader = changed{loader, p.Position, t.cfg.Model.VocabSize}
-		after, _, err := t.hashRows(ctx, h, sample)
-		if err != nil {
-			return err
-		}
-		if p.Changed, err = t.differing(ctx, b, before, after); err != nil {
-			return err
+		for try := 0; try < tries && len(p.Changed) == 0; try++ { // two tokens may have equal embeddings
+			t.train.loader = changed{loader, p.Position, t.cfg.Model.VocabSize, try}
+			after, _, err := t.hashRows(ctx, h, sample)
+			if err != nil {
+				return err
+			}
+			if p.Changed, err = t.differing(ctx, b, before, after); err != nil {
+				return err
+			}
 		}
 		v.Probes = append(v.Probes, p)
 	}
 	return t.share.idle(0)
 }
+
+// tries bounds the tokens that a probe puts into one place.
+const tries = 3
 
 // places returns the positions to probe: the middle of the second document, or of the only one, and a position of each
 // shard.

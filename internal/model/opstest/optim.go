@@ -1,6 +1,4 @@
-// Package optimtest has the common tests of optim.Device, run by TestDevice on every device: gradient scales, and norms
-// that are not finite. The CPU compares AdamW itself with PyTorch, and other devices compare it with the CPU.
-package optimtest
+package opstest
 
 import (
 	"bytes"
@@ -14,24 +12,12 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto device memory; see package tensor.
-type View = tensor.View
-
-// Device is a device under test.
-type Device struct {
-	Optim optim.Device
-	// Upload returns a copy on the device of a dense host view; it may be the view itself.
-	Upload func(host View) View
-	// Download returns a dense host copy of a dense device view after all queued work, or the error of the stream.
-	Download func(device View) (View, error)
-}
-
-// TestDevice runs the tests for aligned and unaligned vectors, shorter than a block and longer than several, with a
-// copy of the weights in each type and without.
-func TestDevice(t *testing.T, newDevice func(t *testing.T) Device) {
+// TestOptim runs the tests of the optimizer: gradient scales, and norms that are not finite. Vectors are aligned and
+// unaligned, shorter than a block and longer than several, with a copy of the weights in each type and without.
+func TestOptim(t *testing.T, newDevice func(t *testing.T) Device) {
 	for _, test := range []struct {
 		name string
-		run  func(*rig)
+		run  func(*optimRig)
 	}{
 		{"Scale", testScale},
 		{"Overflow", testOverflow},
@@ -42,7 +28,7 @@ func TestDevice(t *testing.T, newDevice func(t *testing.T) Device) {
 			for lo := range 2 {
 				for _, copied := range []tensor.DType{tensor.Invalid, tensor.F32, tensor.F16, tensor.BF16} {
 					t.Run(fmt.Sprintf("%s/%d+%d/%v", test.name, lo, n, copied), func(t *testing.T) {
-						test.run(&rig{t: t, dev: newDevice(t), n: n, lo: lo, copied: copied})
+						test.run(&optimRig{t: t, dev: newDevice(t), n: n, lo: lo, copied: copied})
 					})
 				}
 			}
@@ -50,8 +36,8 @@ func TestDevice(t *testing.T, newDevice func(t *testing.T) Device) {
 	}
 }
 
-// A rig is a device and the test vectors: n elements starting at lo.
-type rig struct {
+// An optimRig is a device and the test vectors: n elements starting at lo.
+type optimRig struct {
 	t      *testing.T
 	dev    Device
 	n, lo  int
@@ -61,7 +47,7 @@ type rig struct {
 // A state is p, m, v and, if any, the copy: the views that a step changes.
 type state []View
 
-func (r *rig) vector(value func(rng *rand.Rand) float64, seed uint64) View {
+func (r *optimRig) vector(value func(rng *rand.Rand) float64, seed uint64) View {
 	host, rng := tensor.New(tensor.F32, r.lo+r.n), rand.New(rand.NewPCG(seed, 0))
 	for i := range tensor.Data[float32](host) {
 		tensor.Data[float32](host)[i] = float32(value(rng))
@@ -72,7 +58,7 @@ func (r *rig) vector(value func(rng *rand.Rand) float64, seed uint64) View {
 func normal(rng *rand.Rand) float64 { return rng.NormFloat64() }
 
 // state returns the same values each time. The copy holds p, as before any step.
-func (r *rig) state() state {
+func (r *optimRig) state() state {
 	positive := func(rng *rand.Rand) float64 { return rng.Float64() }
 	s := state{r.vector(normal, 1), r.vector(normal, 2), r.vector(positive, 3)}
 	if r.copied != tensor.Invalid {
@@ -83,13 +69,13 @@ func (r *rig) state() state {
 	return s
 }
 
-func (r *rig) gradient(scale float64) View {
+func (r *optimRig) gradient(scale float64) View {
 	return r.vector(func(rng *rand.Rand) float64 { return scale * rng.NormFloat64() }, 4)
 }
 
-func (r *rig) part(v View) View { return v.Slice(tensor.Dim, r.lo, r.lo+r.n) }
+func (r *optimRig) part(v View) View { return v.Slice(tensor.Dim, r.lo, r.lo+r.n) }
 
-func (r *rig) step(s state, g, sum View, h optim.AdamStep) {
+func (r *optimRig) step(s state, g, sum View, h optim.AdamStep) {
 	c := View{}
 	if len(s) > 3 {
 		c = r.part(s[3])
@@ -97,9 +83,9 @@ func (r *rig) step(s state, g, sum View, h optim.AdamStep) {
 	r.dev.Optim.AdamW(r.part(s[0]), c, r.part(g), r.part(s[1]), r.part(s[2]), sum, h)
 }
 
-func (r *rig) sum(x float64) View { return r.dev.Upload(tensor.FromSlice([]float64{x}, 1)) }
+func (r *optimRig) sum(x float64) View { return r.dev.Upload(tensor.FromSlice([]float64{x}, 1)) }
 
-func (r *rig) bits(s state) (all [][]byte) {
+func (r *optimRig) bits(s state) (all [][]byte) {
 	r.t.Helper()
 	for _, v := range s {
 		host, err := r.dev.Download(v)
@@ -111,7 +97,7 @@ func (r *rig) bits(s state) (all [][]byte) {
 	return all
 }
 
-func (r *rig) same(what string, got, want [][]byte) {
+func (r *optimRig) same(what string, got, want [][]byte) {
 	r.t.Helper()
 	for i, name := range []string{"p", "m", "v", "copy"}[:len(want)] {
 		if !bytes.Equal(got[i], want[i]) {
@@ -127,7 +113,7 @@ func numbers(maxNorm, scale float64) optim.AdamStep {
 }
 
 // testScale: a gradient scaled by a power of two gives the same step to the bit, clipped or not.
-func testScale(r *rig) {
+func testScale(r *optimRig) {
 	for _, maxNorm := range []float64{0, 0.5, 1e9} {
 		step := func(scale float64) [][]byte {
 			s, factor, sum := r.state(), max(scale, 1), r.sum(0)
@@ -147,7 +133,7 @@ func testScale(r *rig) {
 }
 
 // testOverflow: with a scale, a norm that is not finite changes nothing.
-func testOverflow(r *rig) {
+func testOverflow(r *optimRig) {
 	want := r.bits(r.state())
 	for _, x := range []float64{math.NaN(), math.Inf(1)} {
 		for _, maxNorm := range []float64{0, 0.5} {
@@ -161,7 +147,7 @@ func testOverflow(r *rig) {
 }
 
 // testLargeNorm: any finite norm, however large, makes the step.
-func testLargeNorm(r *rig) {
+func testLargeNorm(r *optimRig) {
 	before, s := r.bits(r.state()), r.state()
 	r.step(s, r.gradient(1<<16), r.sum(math.MaxFloat64), numbers(0.5, 1<<16))
 	if slices.EqualFunc(before, r.bits(s), bytes.Equal) {
@@ -170,7 +156,7 @@ func testLargeNorm(r *rig) {
 }
 
 // testNotANumber: without a scale a NaN gradient must reach the parameters, as in PyTorch, and not be clipped away.
-func testNotANumber(r *rig) {
+func testNotANumber(r *optimRig) {
 	s := r.state()
 	r.step(s, r.gradient(1), r.sum(math.NaN()), numbers(0.5, 0))
 	host, err := r.dev.Download(s[0])

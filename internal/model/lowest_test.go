@@ -1,0 +1,134 @@
+package model
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/tensor"
+)
+
+// frozenCase returns a model with weights of another by name, of which some are frozen.
+func frozenCase(full *testCase, freeze []string) *testCase {
+	cfg := *full.cfg
+	cfg.Tuning = hf.Tuning{Freeze: freeze}
+	flat := NewLayout(&cfg, 1)
+	fill := func(l *FlatLayout) View {
+		to := tensor.New(tensor.F32, int(l.Size()))
+		for _, p := range l.Params {
+			for _, from := range Layout(full.cfg) {
+				if from.Name == p.Name {
+					put(p.View(to), get(from.View(full.params.Weights)))
+				}
+			}
+		}
+		return to
+	}
+	c := *full
+	trained, frozen := fill(flat), fill(flat.Frozen)
+	c.cfg = &cfg
+	c.params = Params{Layout: flat, Weights: trained, Compute: trained, Grads: tensor.New(tensor.F32, trained.Size()),
+		Frozen: &Params{Layout: flat.Frozen, Weights: frozen, Compute: frozen, Unread: tensor.New(tensor.F32, 64)}}
+	return &c
+}
+
+// flopCounter counts the products with matrices, and passes of attention.
+type flopCounter struct {
+	nopOps
+	flops             float64
+	forward, backward int
+}
+
+func (c *flopCounter) add(y, x View) {
+	c.flops += 2 * float64(x.Rows()) * float64(y.Cols()) * float64(x.Cols())
+}
+
+func (c *flopCounter) Linear(y, x, _, _ View)          { c.add(y, x) }
+func (c *flopCounter) LinearDX(dx, dy, _ View, _ bool) { c.add(dx, dy) }
+func (c *flopCounter) LinearDW(_, dy, x View)          { c.add(dy, x) }
+
+func (c *flopCounter) Forward(int, attention.Partial, View, View, View) error {
+	c.forward++
+	return nil
+}
+
+func (c *flopCounter) Backward(int, attention.Grads, View, View, View, View, attention.Partial) error {
+	c.backward++
+	return nil
+}
+
+// A backward pass that ends in the lowest layer with a trained parameter gives the bits of a full one. Its products are
+// those of FLOPs, and its memory is as planned, whatever the layers keep.
+func TestBackwardEndsInTheLowestTrainedLayer(t *testing.T) {
+	const layers = 5
+	embedding := "model.embed_tokens.*"
+	for _, tc := range []struct {
+		freeze []string
+		lowest int
+	}{
+		{[]string{"*.down_proj.*"}, -1},
+		{[]string{embedding}, 0},
+		{[]string{embedding, "*norm.weight"}, 0},
+		{[]string{embedding, "model.layers.[012].*"}, 3},
+		{[]string{embedding, "model.layers.[012].*", "*.q_proj.*", "*norm.weight"}, 3},
+		{[]string{embedding, "model.layers.[0123].*", "model.layers.4.[im]*", "*.k_proj.*"}, 4},
+		{[]string{embedding, "model.layers.*"}, layers},
+	} {
+		for name := range tinyModels {
+			t.Run(fmt.Sprint(name, tc.freeze), func(t *testing.T) {
+				t.Parallel()
+				r := rand.New(rand.NewPCG(5, 6))
+				full := tinyCaseOf(deep(name, layers), tensor.F32)
+				wantLoss, want, most := full.train(t, 0.5)
+				c := frozenCase(full, tc.freeze)
+				for n := range 6 {
+					if c.opt = (Options{}); n > 0 {
+						c.opt.Layers = randomRetain(r, layers)
+					}
+					m := &mover{run: func(f func()) { f() }}
+					c.opt.Hooks = m.hooks()
+					given := slices.Clone(c.opt.Layers)
+					loss, grads, peak := c.train(t, 0.5)
+					if loss != wantLoss || !slices.Equal(c.opt.Layers, given) {
+						t.Errorf("loss %v, want %v", loss, wantLoss)
+					}
+					for _, p := range c.params.Layout.Params {
+						for _, q := range Layout(full.cfg) {
+							if lo, hi := int(p.Offset), int(q.Offset); q.Name == p.Name &&
+								!slices.Equal(grads[lo:lo+p.Size()], want[hi:hi+p.Size()]) {
+								t.Errorf("layers keep %v: the gradient of %s differs", c.opt.Layers, p.Name)
+							}
+						}
+					}
+					c.opt.Hooks = Hooks{}
+					b := c.batch.IDs
+					plan := Plan(c.cfg, c.opt, b.Len(tensor.Batch), b.Len(tensor.Seq), tensor.F32)
+					if plan.Activations != peak || plan.Host != m.bytes || tc.lowest > 0 && n == 0 && peak >= most {
+						t.Errorf("layers keep %v: planned %d bytes and %d on the host, took %d and %d; with all gradients %d",
+							c.opt.Layers, plan.Activations, plan.Host, peak, m.bytes, most)
+					}
+				}
+				got, tokens := &flopCounter{}, 6
+				if err := Rehearse(c.cfg, Options{}, 1, tokens, tensor.F32, got, got); err != nil {
+					t.Fatal(err)
+				}
+				flops := FLOPs(c.cfg, []int{tokens})
+				for layer := range layers {
+					products := 12
+					if layer < tc.lowest {
+						products = 4
+					}
+					flops -= float64(products*c.cfg.NumAttentionHeads*c.cfg.HeadDim) *
+						VisiblePairs([]int{tokens}, c.cfg.Window(layer))
+				}
+				near(t, "FLOPs of products", flops, got.flops, 0)
+				if got.forward != layers || got.backward != layers-max(tc.lowest, 0) {
+					t.Errorf("%d passes of attention forward, %d backward", got.forward, got.backward)
+				}
+			})
+		}
+	}
+}
