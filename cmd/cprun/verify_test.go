@@ -49,6 +49,8 @@ var defects = []defect{
 		"windows", "loss: "},
 	{"a masked token trained", "internal/model/data/loader.go", " && labels[k] != Ignore {", " && labels[k] < 1<<30 {",
 		"documents", "target of tokens on 2 ranks"},
+	{"a prompt trained", "internal/model/data/chat.go", "		labels[i] = Ignore\n", "		labels[i] |= Ignore & 0\n",
+		"completions", "target of tokens on one rank"},
 	{"a duplicated document", "internal/model/data/loader.go", "epoch, i := n/l.samples, n%l.samples",
 		"epoch, i := n/l.samples, n/2*2%l.samples", "documents", "are repeated"},
 }
@@ -56,7 +58,7 @@ var defects = []defect{
 // verifyConfigs writes the configs of the defects: packed records with masks, text with windows, and soft caps.
 func verifyConfigs(t *testing.T) map[string]string {
 	t.Helper()
-	dir, records := t.TempDir(), ""
+	dir, records, completions := t.TempDir(), "", ""
 	for i := range 40 {
 		ids, labels := make([]int, 5+7*i%31), make([]int, 5+7*i%31)
 		for j := range ids {
@@ -70,6 +72,7 @@ func verifyConfigs(t *testing.T) map[string]string {
 			t.Fatal(err)
 		}
 		records += string(line) + "\n"
+		completions += fmt.Sprintf(`{"prompt": "the square of %d", "completion": " is %d"}`+"\n", i, i*i)
 	}
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
@@ -82,6 +85,10 @@ func verifyConfigs(t *testing.T) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	chat, err := filepath.Abs("../../internal/model/data/testdata/chat")
+	if err != nil {
+		t.Fatal(err)
+	}
 	yaml := func(model, data string) string {
 		return fmt.Sprintf("model: {vocab_size: 256, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, "+
 			"num_attention_heads: 2%s}\ndata: {seq_len: 96, %s}\ntrain: {steps: 1, global_batch_size: 2}\n"+
@@ -90,6 +97,8 @@ func verifyConfigs(t *testing.T) map[string]string {
 	return map[string]string{
 		"documents": write("documents.yaml", yaml("", "pack_documents: true, eos_token_id: 60, path: "+
 			write("records.jsonl", records))),
+		"completions": write("completions.yaml", strings.Replace(yaml("", "tokenizer: "+chat+", path: "+
+			write("completions.jsonl", completions)), "vocab_size: 256", "vocab_size: 512", 1)),
 		"windows": write("windows.yaml", yaml(", sliding_window: 9, "+
 			"layer_types: [sliding_attention, sliding_attention]", "path: "+text)),
 		"caps": write("caps.yaml", strings.Replace(yaml(", architecture: gemma2, num_key_value_heads: 2, head_dim: 8, "+

@@ -230,7 +230,7 @@ func unpacked[T any](path string, read func(io.Reader) (T, error)) (t T, err err
 	return read(f)
 }
 
-// rendered adds conversations. Package data renders them, and finds their targets.
+// rendered adds messages. Package data renders them, and finds their targets.
 func (r *reader) rendered(path string) error {
 	d := &r.cfg.Data
 	e := data.Encoding{Tokenizer: r.tok, EOS: d.EOSTokenID, Vocab: r.cfg.Model.VocabSize,
@@ -286,10 +286,37 @@ type tokenRecord struct {
 	Assistant  []int32 `json:"assistant_masks"`
 	Attention  []int32 `json:"attention_mask"`
 	Text       *string `json:"text"`
+	// Prompt and Answer are texts or messages.
+	Prompt json.RawMessage `json:"prompt"`
+	Answer json.RawMessage `json:"completion"`
 }
 
 // errRendered reports a conversation, whose tokens come from a template.
-var errRendered = errors.New("records of text or ids before conversations are not counted a second time")
+var errRendered = errors.New("other records before messages are not counted a second time")
+
+// completion adds a prompt and completion of text.
+func (r *reader) completion(prompt, answer string) error {
+	before, err := r.tok.Encode(prompt)
+	if err != nil {
+		return err
+	}
+	ids, err := r.tok.Encode(prompt + answer)
+	if err != nil {
+		return err
+	}
+	eos := int32(r.cfg.Data.EOSTokenID)
+	if eos >= 0 && (answer == "" || len(ids) == 0 || ids[len(ids)-1] != eos) {
+		ids = append(ids, eos)
+	}
+	labels, same := slices.Clone(ids), r.cfg.Data.TrainOn != "all"
+	for i := range min(len(ids), len(before)) {
+		if same = same && ids[i] == before[i]; same {
+			labels[i] = ignored
+		}
+	}
+	r.add(ids, labels, func(i int) bool { return i == 0 })
+	return nil
+}
 
 // record adds a record of text or of ids.
 func (r *reader) record(line []byte) error {
@@ -301,6 +328,11 @@ func (r *reader) record(line []byte) error {
 	case t.Text != nil:
 		return r.document(*t.Text)
 	case t.IDs == nil:
+		var prompt, answer string
+		if r.cfg.Data.Format != data.FormatMessages && json.Unmarshal(t.Prompt, &prompt) == nil &&
+			json.Unmarshal(t.Answer, &answer) == nil {
+			return r.completion(prompt, answer)
+		}
 		return errRendered
 	}
 	n := len(t.IDs)

@@ -461,7 +461,7 @@ func (e *chatEncoder) texts(c *conversation, eos int) (d Document, err error) {
 	if err == nil {
 		d.IDs, err = e.tok.Append(nil, c.prompt+c.completion)
 	}
-	if n := len(d.IDs); err == nil && eos >= 0 && (c.completion == "" || int(d.IDs[n-1]) != eos) {
+	if n := len(d.IDs); err == nil && eos >= 0 && (n == 0 || c.completion == "" || int(d.IDs[n-1]) != eos) {
 		d.IDs = append(d.IDs, int32(eos))
 	}
 	if d.Labels = after(d.IDs, prompt); e.All {
