@@ -55,7 +55,8 @@ const shownGradients = 5
 
 func (r *Report) gradients() readable.Table {
 	t := readable.Table{Head: []string{"gradient, the largest errors", "relative error"},
-		Notes: []string{fmt.Sprintf("%d parameters; tolerance %g", len(r.Gradients), r.Tolerance)}}
+		Notes: []string{fmt.Sprintf("%d parameters; tolerance %g, and %g of the norm of all gradients (rounding)",
+			len(r.Gradients), r.Tolerance, rounding)}}
 	sorted := slices.Clone(r.Gradients)
 	slices.SortStableFunc(sorted, func(a, b Gradient) int {
 		switch { // NaN first
