@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cprun/cprun/internal/lab/command"
+	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/attend"
 	"github.com/cprun/cprun/internal/run/worker"
@@ -40,7 +41,11 @@ sequence over them, and overlaps the ring's transfers with the attention kernels
 			o.Args = os.Args
 			if verify && !o.DryRun {
 				v := command.VerifyOptions{Options: o.Options, Set: o.Set}
-				if err := finish(command.Verify(c.Context(), args[0], v)); err != nil {
+				code, err := command.Verify(c.Context(), args[0], v)
+				if code == launch.ExitInterrupted { // before the first step: a batch system may start it again
+					code = launch.ExitStopped
+				}
+				if err := finish(code, err); err != nil {
 					return err
 				}
 			}

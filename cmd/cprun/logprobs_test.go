@@ -116,7 +116,7 @@ func add(x, y []float64) {
 // logProbs returns the log softmax of each next token.
 func (m llama) logProbs(ids []int) (out []float64) {
 	keys, values := make([][][]float64, 2), make([][][]float64, 2)
-	for n, id := range ids[:len(ids)-1] {
+	for n, id := range ids[:max(len(ids)-1, 0)] {
 		x := append([]float64(nil), m["model.embed_tokens.weight"][id*32:id*32+32]...)
 		for l := range 2 {
 			w := func(name string) []float64 { return m[fmt.Sprintf("model.layers.%d.%s.weight", l, name)] }
@@ -151,8 +151,9 @@ func TestLogProbs(t *testing.T) {
 	for i := range long {
 		long[i] = i * i % 251
 	}
-	all := [][]int{{70, 111, 117, 114, 32, 115, 99, 111, 114, 101}, {5}, {97, 98}, {1, 2, 3, 4, 5, 6, 7}, {9, 8, 7, 6}}
-	masked := map[int]bool{1: true, 2: true, 5: true} // of the fourth record
+	all := [][]int{{}, {70, 111, 117, 114, 32, 115, 99, 111, 114, 101}, {5}, {97, 98}, {1, 2, 3, 4, 5, 6, 7}, {},
+		{9, 8, 7, 6}}
+	masked := map[int]bool{1: true, 2: true, 5: true} // of the fifth record
 	write := func(more ...[]int) {
 		t.Helper()
 		var b strings.Builder
@@ -161,7 +162,7 @@ func TestLogProbs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if fmt.Fprintf(&b, `{"input_ids": %s`, text); k == 3 {
+			if fmt.Fprintf(&b, `{"input_ids": %s`, text); k == 4 {
 				b.WriteString(`, "labels": [1, -100, -100, 4, 5, -100, 7]`)
 			}
 			b.WriteString("}\n\n")
@@ -187,13 +188,13 @@ func TestLogProbs(t *testing.T) {
 				Targets  int
 			}
 			if err := json.Unmarshal([]byte(line), &got); err != nil || !reflect.DeepEqual(got.IDs, all[k]) ||
-				len(got.LogProbs) != len(all[k]) || got.LogProbs[0] != nil {
+				got.LogProbs == nil || len(got.LogProbs) != len(all[k]) || len(all[k]) > 0 && got.LogProbs[0] != nil {
 				t.Fatalf("%q: %v in %s", args, err, line)
 			}
 			sum, targets := 0.0, 0
 			for i, want := range m.logProbs(all[k]) {
 				p := got.LogProbs[i+1]
-				if none := k == 3 && masked[i+1]; none != (p == nil) {
+				if none := k == 4 && masked[i+1]; none != (p == nil) {
 					t.Errorf("%q: token %d is a target: %t in %s", args, i+1, p != nil, line)
 				} else if !none && !(math.Abs(*p-want) <= 1e-5) {
 					t.Errorf("%q: token %d has %v, want %v", args, i+1, *p, want)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -263,5 +264,11 @@ func TestVerifyThenTrain(t *testing.T) {
 	out, _ := must(t, "--verify", "--nproc", "2", "--run-dir", dir, config)
 	if !strings.Contains(out, "right\n") || len(metricsOf(t, dir)) == 0 {
 		t.Errorf("%s", out)
+	}
+	s := start(t, filepath.Join(t.TempDir(), "stopped"), "--verify", "--nproc", "2", config)
+	s.until("workers", func() bool { return len(s.workers()) > 0 })
+	s.Process.Signal(syscall.SIGUSR1)
+	if code := s.wait(); code != 75 {
+		t.Errorf("stopped while it verifies: status %d, want 75\n%s", code, s.said())
 	}
 }

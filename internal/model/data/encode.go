@@ -29,6 +29,8 @@ type Encoding struct {
 	Notes *Keys
 	// Ignored collects the record keys without effect; nil: not collected.
 	Ignored *Keys
+	// Empty makes Each also give records without tokens.
+	Empty bool
 	// Read is called with the number of bytes read since the last call, unless nil.
 	Read func(bytes int64)
 }
@@ -55,7 +57,8 @@ type batch struct {
 }
 
 // Each reads files of text and lines of .jsonl on all cores, and calls emit with their documents in order; file is the
-// index in paths. It skips empty texts. It holds at most some hundred megabytes at a time, or one longer text.
+// index in paths. It skips records without tokens, unless Empty. It holds at most some hundred megabytes at a time, or
+// one longer text.
 func (e *Encoding) Each(ctx context.Context, paths []string, emit func(file int, d Document) error) error {
 	workers := runtime.GOMAXPROCS(0)
 	g, ctx := errgroup.WithContext(ctx)
@@ -241,7 +244,7 @@ func (e *Encoding) work(jobs <-chan *batch) error {
 				}
 				break
 			}
-			if len(d.IDs) > 0 {
+			if len(d.IDs) > 0 || e.Empty && (b.first == 0 || len(bytes.TrimSpace(line)) > 0) {
 				b.docs = append(b.docs, d)
 			}
 			b.lines[i] = nil

@@ -40,7 +40,7 @@ func eachRecord(ctx context.Context, cfg *config.Config, visit func(data.Documen
 		paths = append(paths, found...)
 	}
 	e := data.Encoding{Tokenizer: tokenizerOf(cfg), EOS: cfg.Data.EOSTokenID, Vocab: cfg.Model.VocabSize,
-		Format: formatOf(cfg), Chat: chatOf(cfg)}
+		Format: formatOf(cfg), Chat: chatOf(cfg), Empty: true}
 	return e.Each(ctx, paths, func(_ int, d data.Document) error { return visit(d) })
 }
 
@@ -86,7 +86,9 @@ func (r *records) target(k, i int) int32 {
 
 func (r *records) Docs(sample int64) (docs []int) {
 	for _, k := range r.bins[sample] {
-		docs = append(docs, len(r.docs[k].IDs))
+		if n := len(r.docs[k].IDs); n > 0 {
+			docs = append(docs, n)
+		}
 	}
 	return docs
 }
@@ -183,7 +185,8 @@ func (t *Trainer) tokenLosses(ctx context.Context, sample int64, sums, host View
 }
 
 func (r *records) sequence(k int, losses []float64) Sequence {
-	s := Sequence{IDs: r.docs[k].IDs, LogProbs: make([]Float, len(r.docs[k].IDs))}
+	ids := r.docs[k].IDs
+	s := Sequence{IDs: append([]int32{}, ids...), LogProbs: make([]Float, len(ids))} // no null in JSON
 	for i := range s.LogProbs {
 		s.LogProbs[i] = Float(math.NaN())
 		if i > 0 && r.target(k, i-1) >= 0 {
