@@ -205,7 +205,7 @@ var runKeys = []key{
 	{path: "train.global_batch_size", def: "1", min: 1,
 		doc: "samples of one optimizer step, over all data-parallel groups"},
 	{path: "train.micro_batch_size", def: "1", min: 1,
-		doc: "samples of one pass of one group; further samples are accumulated"},
+		doc: "samples of one pass of one group; further samples are accumulated. Without packing at most 8192 over context"},
 	{path: "train.seed", def: "1", max: maxSeed,
 		doc: "seed of random weights, and of samples where data.seed is null"},
 	{path: "train.deterministic", def: "false", doc: "the same config on as many ranks gives the same bits"},
