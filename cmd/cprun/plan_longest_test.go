@@ -61,7 +61,7 @@ func TestPlanLongest(t *testing.T) {
 	}
 }
 
-// Host memory lifts the longest sequence where it is short, up to the device's bound.
+// If host memory is short, more of it lifts the longest sequence, up to the device's bound.
 func TestPlanLongestOnLittleHostMemory(t *testing.T) {
 	out, _ := must(t, "plan", bench3B, "--assume", "gpu=h200,gpus=2,cudnn=9.19.0,ram=100G", "--longest")
 	text, _, _ := strings.Cut(out, "\n\n")

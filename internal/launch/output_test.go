@@ -94,7 +94,7 @@ func TestStuckConsole(t *testing.T) {
 }
 
 // TestLogThatHangs checks that the wait for a dead worker's output ends if the disk of its log hangs, under its output
-// and under its stacks. A pipe that nobody reads stands for such a file.
+// and under its stacks. A pipe without a reader serves as such a file.
 func TestLogThatHangs(t *testing.T) {
 	read, log, err := os.Pipe()
 	if err != nil {

@@ -18,7 +18,7 @@ const (
 	answerTime = 1500 * time.Millisecond
 	// tableTime bounds the answers of other nodes.
 	tableTime = 2 * time.Second
-	// freshPeriods is the number of Job.Watch periods for which an answer is valid, since a busy worker may be late.
+	// freshPeriods counts the Job.Watch periods for which an answer is valid, since a busy worker may be late.
 	freshPeriods = 3
 )
 

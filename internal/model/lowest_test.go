@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// frozenCase returns a model with weights of another by name, of which some are frozen.
+// frozenCase returns a model with weights of another by name. Some are frozen.
 func frozenCase(full *testCase, freeze []string) *testCase {
 	cfg := *full.cfg
 	cfg.Tuning = hf.Tuning{Freeze: freeze}
@@ -61,7 +61,7 @@ func (c *flopCounter) Backward(int, attention.Grads, View, View, View, View, att
 }
 
 // A backward pass that ends in the lowest layer with a trained parameter gives the bits of a full one. Its products are
-// those of FLOPs, and its memory is as planned, whatever the layers keep.
+// the ones in FLOPs, and its memory is as planned, whatever the layers keep.
 func TestBackwardEndsInTheLowestTrainedLayer(t *testing.T) {
 	const layers = 5
 	embedding := "model.embed_tokens.*"

@@ -160,7 +160,7 @@ func TestEstimateScales(t *testing.T) {
 	}
 }
 
-// alone returns the times of a step of one rank with so many samples.
+// alone returns the times of a step of one rank with a number of samples.
 func alone(t *testing.T, samples int) *Parts {
 	t.Helper()
 	cfg := load(t, 1, fmt.Sprintf("train={global_batch_size: %d, micro_batch_size: %d}", samples, samples))

@@ -188,7 +188,7 @@ func temp() finding {
 	return finding{what: "temporary", value: filepath.Dir(dir) + " is writable"}
 }
 
-// tokenCache reports the size of the default token cache, whose entries stay until the user deletes them.
+// tokenCache reports the size of the default token cache. Entries stay until the user deletes them.
 func tokenCache() finding {
 	dir, size := (&config.Data{}).TokenCache().Dir, int64(0)
 	filepath.WalkDir(dir, func(_ string, d os.DirEntry, err error) error {

@@ -139,7 +139,7 @@ func Open(dir string, ranks int, v train.Verified, length int) (*Side, error) {
 	return s, nil
 }
 
-// missing is the id of a token that no rank has loaded.
+// missing marks a token that no rank has loaded.
 const missing = -1
 
 func (s *Side) read(f *safetensors.File) error {
@@ -383,7 +383,7 @@ func (r *Report) compareLoss(one, many *Side) {
 	}
 }
 
-// rounding is the difference, as a share of the norm of all gradients, that float32 sums may have. The gradient of a
+// rounding bounds the difference of float32 sums, as a share of the norm of all gradients. The gradient of a
 // key bias without rotation cancels, except for it.
 const rounding = 1e-7
 
@@ -410,7 +410,7 @@ func (r *Report) compareGradients(cfg *config.Config, one, many *Side) error {
 	return nil
 }
 
-// gradientPiece is the number of elements of a gradient in memory at once.
+// gradientPiece bounds the elements of a gradient in memory at once.
 const gradientPiece = 1 << 20
 
 // difference adds the squares of one side's elements, and of the differences.

@@ -298,7 +298,7 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// side returns a side with gradients of the parameters of a small model, all but the first scaled.
+// side returns a side with gradients of the parameters of a small model, with each after the first scaled.
 func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row, samples ...int64) *Side {
 	t.Helper()
 	var entries []safetensors.Entry
@@ -419,7 +419,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// Gradients that are zero but for rounding may differ in every bit.
+// Gradients of mere rounding may differ in every bit.
 func TestRoundingOfZeroGradientsIsNoDifference(t *testing.T) {
 	for scale, right := range map[float32]bool{1e-8: true, 1e-5: false, float32(math.NaN()): false} {
 		compared(t, func(cfg *config.Config, batch [][]Row, _ *Side) *Side {

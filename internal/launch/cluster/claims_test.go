@@ -90,7 +90,7 @@ func TestAnswersToClaims(t *testing.T) {
 	}
 }
 
-// TestEndIsClaimedWithTheLastPayload checks the run directory of the end of a job, and that a job whose run directory
+// TestEndIsClaimedWithTheLastPayload checks the run directory of the end of a job, and that a job with a run directory
 // fails ends after endTime, and not before.
 func TestEndIsClaimedWithTheLastPayload(t *testing.T) {
 	for _, fails := range []bool{false, true} {

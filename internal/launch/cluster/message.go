@@ -107,7 +107,7 @@ func (o *outcome) result() launch.Result {
 	return r
 }
 
-// verdict returns the verdict for an agent whose start has ended. Wrong input is a note: an error gives status 1.
+// verdict returns the verdict after the end of an agent's start. Wrong input is a note: an error gives status 1.
 func (o *outcome) verdict() launch.Verdict {
 	v := launch.Verdict{Result: o.result()}
 	if o.ExitCode == launch.ExitInput {

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/cluster/wire"
 )
 
-// TestFollowersNameTheirLeader checks what an agent without the lead sends to agents that look for it.
+// TestFollowersNameTheirLeader checks the status that an agent without the lead sends to agents in search of it.
 func TestFollowersNameTheirLeader(t *testing.T) {
 	l := follower(t, "b")
 	l.connect("s", status{})

@@ -11,7 +11,7 @@ const (
 // A Trace renders messages, and then prefixes of them without starting again. It records the state before each
 // iteration of a loop over the messages, and the messages that decided this state. Only one goroutine may use it.
 type Trace struct {
-	// Text is the rendering of all messages, and Spans that of generation blocks.
+	// Text is the rendering of all messages. Spans list its generation blocks.
 	Text  string
 	Spans []Span
 
@@ -63,7 +63,7 @@ func (c *Trace) ends(list []Value) bool {
 	return len(list) > 0 && n > 0 && &list[len(list)-1] == &c.messages[n-1]
 }
 
-// see notes that the rendering depends on the first n values of a list: that of longer prefixes begins alike.
+// see notes that the rendering depends on the first n values of a list: longer prefixes begin alike.
 func (r *run) see(v Value, n int) {
 	if list, ok := v.([]Value); ok && r.trace.ends(list) {
 		r.seen = max(r.seen, n+len(r.trace.messages)-len(list))

@@ -221,7 +221,7 @@ func TestFenceFollowsTheNewestRecord(t *testing.T) {
 	}
 }
 
-// A start whose file is made, but whose file server's reply is lost, is the newest.
+// A start with a file is the newest, even if the file server's reply was lost.
 func TestFenceKnowsItsOwnRecord(t *testing.T) {
 	f, h := fenceIn(t, 5)
 	lost := false

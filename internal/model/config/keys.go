@@ -48,7 +48,7 @@ const (
 	maxRanks    = 1 << 20
 	maxSeed     = math.MaxInt64
 
-	// maxShares bounds the parts of samples on the ranks of a context group, each of which is a message.
+	// maxShares bounds the parts of samples on the ranks of a context group. Each part is a message.
 	maxShares = 1 << 13
 
 	// MaxPieces bounds the chunks of memory.loss_chunk tokens in one pass of a rank.

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A kernel clears its workspace exactly where the choice of the backend counts on it.
+// A kernel clears its workspace exactly if the choice of the backend counts on it.
 func TestZeroWorkspaceAgreesWithTheRules(t *testing.T) {
 	for _, arch := range []int{90, 100} {
 		for _, cudnn := range []backends.Version{backends.V(9, 17, 0), backends.V(9, 18, 1)} {

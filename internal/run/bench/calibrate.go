@@ -30,7 +30,7 @@ type CalibrateSpec struct {
 	// Documents are document lengths; each call has DocumentTokens tokens of documents of one length.
 	Documents      []int `json:"documents"`
 	DocumentTokens int   `json:"document_tokens"`
-	// MaskDims is the number of Dims, from the first, for which masks are measured on the largest tile; 0: all.
+	// MaskDims counts the first Dims with masks measured on the largest tile; 0: all.
 	MaskDims int `json:"mask_dims"`
 	// TransfersOnly measures only transfers.
 	TransfersOnly bool `json:"transfers_only"`

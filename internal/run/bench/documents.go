@@ -21,7 +21,7 @@ const (
 	MagiName = "magi"
 	// maxPacks bounds a file of packs, in bytes.
 	maxPacks = 16 << 20
-	// packIters is the default number of iterations per pack; it is low, since there are many packs.
+	// packIters counts the iterations per pack by default; it is low, since there are many packs.
 	packIters = 3
 )
 
@@ -63,7 +63,7 @@ func sum(docs []int) (n int) {
 	return n
 }
 
-// PackedRow is attention over packs of documents, as medians over the packs. Seconds are those of the slowest rank.
+// PackedRow is attention over packs of documents, as medians over the packs. Seconds count on the slowest rank.
 // FLOPs count only visible pairs.
 type PackedRow struct {
 	Layout    string `json:"layout"`

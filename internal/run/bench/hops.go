@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// hopRounds is the maximum number of traced passes.
+// hopRounds bounds the traced passes.
 const hopRounds = 5
 
 // hops returns the times of the hops of a forward and a backward pass on the slowest rank, as medians of several

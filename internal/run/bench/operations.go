@@ -88,8 +88,8 @@ func (r *Rank) Ops(ctx context.Context, s OpsSpec, emit func(Operation) error) (
 	return nil
 }
 
-// Compare sets the Share of each operation: its rate divided by that of the fastest operation with the same unit. On a
-// GPU that is the copy or the large product. On a CPU, smaller ones may be faster, since their data stay in the caches.
+// Compare sets the Share of each operation: its rate divided by the fastest rate with the same unit. On a GPU that is
+// the copy or the large product. On a CPU, smaller ones may be faster, since their data stay in the caches.
 func Compare(rows []Operation) {
 	fastest := map[string]float64{} // by unit
 	for _, r := range rows {

@@ -92,7 +92,7 @@ func (r *Rank) Comm(ctx context.Context, s CommSpec, emit func(Transfer) error) 
 }
 
 const (
-	// burst is the number of calls of one measurement. Like a hop of the ring, a call begins after the previous one is
+	// burst counts the calls of one measurement. Like a hop of the ring, a call begins after the previous one is
 	// complete, so its latency counts.
 	burst = 8
 	// settle is the warm-up time in seconds: the clocks of a GPU and its links take a while to leave their idle state.

@@ -32,7 +32,7 @@ func TestKernelsOfLayersAreThoseLaunched(t *testing.T) {
 	}
 }
 
-// alike is a sample of these tokens.
+// alike serves a sample of these tokens.
 type alike struct {
 	samples
 	ids []int32
@@ -43,7 +43,7 @@ func (a alike) Load(_ int64, _ []partition.Span, ids, _ []int32, _ []int) error 
 	return nil
 }
 
-// The tries of a probe put different tokens into a place, those of the shard first.
+// The tries of a probe put different tokens into a place, tokens of the shard first.
 func TestTriesOfAProbeDiffer(t *testing.T) {
 	for _, c := range []struct{ ids, want []int32 }{
 		{[]int32{5, 6, 5, 7}, []int32{6, 7, 8}}, {[]int32{9, 9, 9, 9}, []int32{0, 1, 2}},

@@ -20,7 +20,7 @@ import (
 const (
 	sealKey  = 32 // bytes of the key that seals packets, for AES-256
 	sealCost = 28 // bytes of a nonce and a tag
-	// packetSize is more than the longest packet (1,400 bytes).
+	// packetSize exceeds the longest packet (1,400 bytes).
 	packetSize = 1500
 )
 
@@ -65,7 +65,7 @@ func newTransport(c *Config) (*transport, error) {
 func (t *transport) listen() {
 	buf := make([]byte, packetSize)
 	for {
-		n, from, err := t.conn.ReadFrom(buf) // another error may be that of an earlier packet
+		n, from, err := t.conn.ReadFrom(buf) // another error may come from an earlier packet
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
