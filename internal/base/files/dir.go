@@ -16,7 +16,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -388,15 +387,6 @@ func exclusive(root *os.Root, name string, data []byte, mode fs.FileMode) error 
 	return lead(root, name, errors.Join(err, f.Close()))
 }
 
-// Free returns the bytes that the user can still write to the file system of a path, or of its nearest existing parent.
-func Free(path string) (int64, error) {
-	st, err := statfs(path)
-	if err != nil {
-		return 0, &fs.PathError{Op: "statfs", Path: terminal.Name(path), Err: err}
-	}
-	return int64(st.Bavail) * int64(st.Bsize), nil
-}
-
 // statfs describes the file system of a path, or of its nearest existing parent.
 func statfs(path string) (st unix.Statfs_t, err error) {
 	for {
@@ -407,27 +397,4 @@ func statfs(path string) (st unix.Statfs_t, err error) {
 		}
 		path = up
 	}
-}
-
-// Own makes and opens a directory in root that only this user may enter.
-func Own(root *os.Root, name string) (*os.Root, error) {
-	if err := root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, lead(root, name, err)
-	}
-	return Owned(root, name)
-}
-
-// Owned opens an existing directory in root. It rejects a directory of another user, or one that others may enter,
-// since they could add files.
-func Owned(root *os.Root, name string) (*os.Root, error) {
-	st, err := root.Lstat(name)
-	if err != nil {
-		return nil, lead(root, name, err)
-	}
-	sys, ok := st.Sys().(*syscall.Stat_t)
-	if !st.IsDir() || st.Mode().Perm()&0o077 != 0 || ok && int(sys.Uid) != os.Geteuid() {
-		return nil, lead(root, name, &fs.PathError{Op: "open", Path: name,
-			Err: fmt.Errorf("it is %v, not a directory that this user alone may enter; remove it", st.Mode())})
-	}
-	return OpenDirIn(root, name)
 }

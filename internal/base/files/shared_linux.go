@@ -2,15 +2,7 @@
 
 package files
 
-import (
-	"os"
-
-	"golang.org/x/sys/unix"
-)
-
-// Uncache drops the kernel's cache of a file, so that the next read comes from the disk or the server. It
-// ignores errors.
-func Uncache(f *os.File) { _ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }
+import "golang.org/x/sys/unix"
 
 // local lists, by number, the file systems that only one kernel writes to.
 var local = map[int64]bool{

@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 )
 
@@ -88,40 +87,9 @@ func TestRenameSentTwice(t *testing.T) {
 	}
 }
 
-// A directory that others may enter is rejected for private files.
-func TestOwn(t *testing.T) {
-	root, err := Make(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer root.Close()
-	for range 2 { // the second call finds it
-		dir, err := Own(root, "own")
-		if err != nil {
-			t.Fatal(err)
-		}
-		dir.Close()
-	}
-	if err := errors.Join(root.Mkdir("open", 0o777), root.Chmod("open", 0o777), root.Symlink("own", "link")); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"open", "link"} {
-		if dir, err := Own(root, name); err == nil || !strings.Contains(err.Error(), "remove it") {
-			t.Errorf("%s was taken: %v, %v", name, dir, err)
-		}
-	}
-}
-
-// Free and Remote describe the nearest existing parent directory.
-func TestFree(t *testing.T) {
+// Remote describes the nearest existing parent directory.
+func TestRemote(t *testing.T) {
 	dir := t.TempDir()
-	here, err := Free(dir)
-	if err != nil || here < 0 {
-		t.Fatalf("Free = %d, %v", here, err)
-	}
-	if _, err := Free(filepath.Join(dir, "not", "there")); err != nil {
-		t.Errorf("of a directory that is not there: %v", err)
-	}
 	if Remote(dir) != Remote(filepath.Join(dir, "not", "there")) {
 		t.Error("a directory that is not there is on another file system than the one above it")
 	}

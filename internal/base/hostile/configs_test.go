@@ -187,7 +187,7 @@ func experiments() map[string]string {
 		"break":         "base: \"x\\nFORGED done\"\ngrid: {\"x\\nFORGED done\": [1]}\n",
 		"itself":        "base: grid.yaml\ngrid: {nproc: [1]}\n",
 		"device":        "base: /dev/zero\ngrid: {nproc: [1]}\n",
-		"cells outside": "base: train.yaml\ngrid: {checkpoint.local: [../../outside, /]}\nwarmup: 100\n",
+		"cells outside": "base: train.yaml\ngrid: {data.cache: [../../outside, /]}\nwarmup: 100\n",
 	}
 }
 

@@ -13,11 +13,9 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch/progress"
-	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/train"
@@ -177,28 +175,4 @@ func shell(args []string) string {
 		quoted[i] = a
 	}
 	return strings.Join(quoted, " ")
-}
-
-// stateBytes counts the bytes of a parameter in a checkpoint: weight and two moments, in float32.
-const stateBytes = 3 * 4
-
-// checkLocal checks before training that a checkpoint can be written to checkpoint.local.
-func checkLocal(cfg *config.Config, hosts int) error {
-	dir := cfg.Checkpoint.Local
-	if dir == "" {
-		return nil
-	}
-	if st, err := files.Stat(dir); err == nil && !st.IsDir() {
-		return inputf("checkpoint.local: %s is a file; name a directory", terminal.Name(dir))
-	}
-	free, err := files.Free(dir)
-	if err != nil {
-		return inputf("checkpoint.local: %w; name a directory on a disk of this node", err)
-	}
-	if need := stateBytes * model.Count(model.Layout(&cfg.Model.Config)) / int64(max(1, hosts)); need > free {
-		return inputf("checkpoint.local: this node's part of a checkpoint takes %s, and %s has %s free; free "+
-			"space there, name another directory, or unset the key",
-			readable.Bytes(need), terminal.Name(dir), readable.Bytes(free))
-	}
-	return nil
 }

@@ -162,9 +162,6 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	if err != nil {
 		return r, &InputError{err}
 	}
-	if err := checkLocal(cfg, o.machine.Hosts); err != nil {
-		return r, err
-	}
 	// A run with checkpoints of its own resumes from them. The checkpoint of --resume may be gone by then.
 	if own := o.RunDir != "" && len(steps(o.RunDir)) > 0; !own {
 		r.from, err = o.namedCheckpoint(ctx, cfg)

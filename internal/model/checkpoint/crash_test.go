@@ -46,7 +46,7 @@ func child(dir, point string, die int64) error {
 		first = die // an existing step
 	}
 	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: fmt.Sprintf("pid-%d", os.Getpid()), Keep: 2,
-		Async: true, Local: *childLocal})
+		Async: true})
 	if err != nil {
 		return err
 	}
@@ -155,32 +155,6 @@ func TestKillPoints(t *testing.T) {
 		want := []string{"best", "latest", dirName(childSteps - 1), dirName(childSteps)}
 		if got := names(t, dir); !slices.Equal(got, want) {
 			t.Errorf("after a kill at %q: the directory holds %q, want %q", point, got, want)
-		}
-	}
-}
-
-// TestKillWhileCopying kills a process before or while it copies its shards from the node. The previous checkpoint
-// stays the newest, and the next process empties the local directory.
-func TestKillWhileCopying(t *testing.T) {
-	for _, point := range []string{"shard synced", "uploaded", "renamed"} {
-		dir, params := saved(t, Options{}, 1, 2)
-		local := t.TempDir()
-		c, _ := childCommand(t, dir, point, 3, "-child-local="+local)
-		if err := c.Run(); !killed(err) {
-			t.Fatalf("killed at %q: the child ended with %v", point, err)
-		}
-		if got := inLocal(t, local); len(got) == 0 {
-			t.Errorf("killed at %q: nothing was on the node", point)
-		}
-		if step, reasons := latestStep(t, dir, params); step != 2 {
-			t.Errorf("killed at %q: latest step is %d, want 2; passed over %q", point, step, reasons)
-		}
-		c, out := childCommand(t, dir, "none", 0, "-child-local="+local)
-		if err := c.Run(); err != nil || out.last() != childSteps {
-			t.Fatalf("after a kill at %q: the next child ended with %v after step %d", point, err, out.last())
-		}
-		if left := names(t, local); len(left) > 0 {
-			t.Errorf("after a kill at %q: %q are left on the node", point, left)
 		}
 	}
 }

@@ -22,7 +22,6 @@ var (
 	childDir   = flag.String("child-dir", "", "save checkpoints into this directory, as a child of a test")
 	childPoint = flag.String("child-point", "", "the point of a save to die at")
 	childStep  = flag.Int64("child-step", 0, "the step to die at")
-	childLocal = flag.String("child-local", "", "write shards there first")
 )
 
 func TestMain(m *testing.M) {

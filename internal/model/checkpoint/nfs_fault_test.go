@@ -80,7 +80,6 @@ func (tr *trial) check(when string) attempt {
 type start struct {
 	*fleet
 	hosts      []*host
-	local      []*server // the local disk of each rank; nil: none
 	generation int64
 }
 
@@ -97,22 +96,9 @@ func (tr *trial) begin(rate int) *start {
 			tr.Errorf("without a fault: %v", err)
 		}
 	}
-	local := tr.r.IntN(2) == 0
 	for _, g := range world(ranks) {
 		h := tr.host(rate)
-		s := newSaver(g, o, h.folder())
-		if local {
-			disk := newServer()
-			own := disk.host(tr.r.Uint64())
-			own.rate = 10 * rate
-			d, err := own.folder().Sub("rank")
-			if err != nil {
-				return nil
-			}
-			s.local = &localDir{dir: d, parent: own.folder(), name: "rank"}
-			st.local = append(st.local, disk)
-		}
-		st.hosts, st.savers = append(st.hosts, h), append(st.savers, s)
+		st.hosts, st.savers = append(st.hosts, h), append(st.savers, newSaver(g, o, h.folder()))
 	}
 	return st
 }
@@ -154,12 +140,7 @@ func (tr *trial) steps(from attempt) (steps []int64) {
 
 // end closes a start.
 func (tr *trial) end(st *start) {
-	_ = st.close() // a fault may keep it from removing its local copies
-	for rank, disk := range st.local {
-		if st.hosts[rank].rate == 0 && len(disk.root.kids) > 0 {
-			tr.Errorf("rank %d leaves %v on its own disk", rank, disk.root.kids)
-		}
-	}
+	_ = st.close() // a host may be dead
 }
 
 // alone runs a start to its end before the next one begins. A host may die during it.

@@ -336,44 +336,39 @@ func TestLatestIsNoFile(t *testing.T) {
 // A rank with a hanging disk reports its own fault and ends its save. The disk may continue later, so no other run gets
 // the directory before the process ends.
 func TestDiskThatHangs(t *testing.T) {
-	for _, local := range []string{"", "local"} {
-		for hangs := range 2 {
-			if local != "" {
-				local = t.TempDir()
-			}
-			dir := t.TempDir()
-			params, ranges := small(2)
-			f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "run", Local: local,
-				Beat: time.Millisecond, Limit: 20 * time.Millisecond})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancelCause(t.Context())
-			hung := make(chan struct{})
-			f.savers[hangs].wrap = func(w io.Writer) io.Writer {
-				<-hung
-				return w
-			}
-			errs := make([]error, 2)
-			f.each(func(rank int, s *Saver) error {
-				errs[rank] = errors.Join(s.Save(ctx, f.snapshot(rank, 1)), s.Wait())
-				cancel(errs[rank]) // a run also does this, to inform the other ranks
-				return nil
-			})
-			if errs[hangs] == nil || !strings.Contains(errs[hangs].Error(), "not done its part in 20ms") ||
-				errs[1-hangs] == nil {
-				t.Errorf("a disk of rank %d that hangs ended in %v", hangs, errs)
-			}
-			if err := f.close(); err != nil {
-				t.Error(err)
-			}
-			if lock, err := Lock(rooted(dir), ""); hangs == 0 && !errors.Is(err, errLocked) {
-				t.Errorf("another run, while the disk of rank 0 hangs: %v, want that it is locked", err)
-			} else if err == nil {
-				lock.Close()
-			}
-			close(hung)
+	for hangs := range 2 {
+		dir := t.TempDir()
+		params, ranges := small(2)
+		f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "run",
+			Beat: time.Millisecond, Limit: 20 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
 		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		hung := make(chan struct{})
+		f.savers[hangs].wrap = func(w io.Writer) io.Writer {
+			<-hung
+			return w
+		}
+		errs := make([]error, 2)
+		f.each(func(rank int, s *Saver) error {
+			errs[rank] = errors.Join(s.Save(ctx, f.snapshot(rank, 1)), s.Wait())
+			cancel(errs[rank]) // a run also does this, to inform the other ranks
+			return nil
+		})
+		if errs[hangs] == nil || !strings.Contains(errs[hangs].Error(), "not done its part in 20ms") ||
+			errs[1-hangs] == nil {
+			t.Errorf("a disk of rank %d that hangs ended in %v", hangs, errs)
+		}
+		if err := f.close(); err != nil {
+			t.Error(err)
+		}
+		if lock, err := Lock(rooted(dir), ""); hangs == 0 && !errors.Is(err, errLocked) {
+			t.Errorf("another run, while the disk of rank 0 hangs: %v, want that it is locked", err)
+		} else if err == nil {
+			lock.Close()
+		}
+		close(hung)
 	}
 }
 

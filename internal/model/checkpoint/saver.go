@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // Options configure a Saver.
@@ -30,9 +29,6 @@ type Options struct {
 	Async bool
 	// Start identifies this start of the run, the same on all ranks.
 	Start Start
-	// Local is a directory of this node, "" for none. A rank writes its shard there first, after which Save no longer
-	// needs its slices; the copy to Dir runs during training.
-	Local string
 	// Locked: the launcher of this process holds the lock of Dir.
 	Locked bool
 	// Beat is the interval at which a busy rank informs the others, 2 seconds by default. The group's deadline must be
@@ -77,7 +73,6 @@ type Saver struct {
 	group   ranks
 	dir     store      // o.Dir, reopened
 	fence   fence      // of this start, on rank 0
-	local   *localDir  // nil for none
 	lock    *os.File   // rank 0 holds it until Close
 	pending chan error // result of the background save; nil for none
 
@@ -113,14 +108,7 @@ func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 		return nil, fmt.Errorf("checkpoints: %w", err)
 	}
 	s := newSaver(group, o, dir)
-	if o.Local != "" {
-		s.local, err = openLocal(o.Local, fmt.Sprintf("%s-rank-%05d", o.RunID, group.Rank()))
-		if err == nil && s.local.dir.Remote() && group.Rank() == 0 {
-			o.Warn(fmt.Errorf("checkpoint.local: %s lies on a file system that other nodes may share; a disk of this "+
-				"node is faster", terminal.Name(o.Local)))
-		}
-	}
-	if err == nil && group.Rank() == 0 {
+	if group.Rank() == 0 {
 		if !o.Locked {
 			s.lock, err = Lock(o.Dir, o.Start.Job)
 		}
@@ -171,30 +159,12 @@ func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
 		return err
 	}
 	if !s.o.Async {
-		p, err := s.stage(ctx, snap)
-		if s.local == nil {
-			return s.finish(ctx, snap, p, err)
-		}
-		bare := make([]Field, len(snap.Fields)) // without data
-		for i, f := range snap.Fields {
-			bare[i].Name = f.Name
-		}
-		snap.Fields = bare
-		s.background(func() error { return s.finish(ctx, snap, p, err) })
-		return nil
+		return s.save(ctx, snap)
 	}
-	s.background(func() error {
-		p, err := s.stage(ctx, snap)
-		return s.finish(ctx, snap, p, err)
-	})
-	return nil
-}
-
-// background runs a save in a goroutine, which Wait ends.
-func (s *Saver) background(save func() error) {
 	pending := make(chan error, 1)
 	s.pending = pending
-	go func() { pending <- save() }()
+	go func() { pending <- s.save(ctx, snap) }() // Wait ends it
+	return nil
 }
 
 // Wait waits for the background save and returns its error, once.
@@ -238,11 +208,11 @@ func (s *Saver) release() error {
 		return nil
 	}
 	s.released = true
-	errs := []error{s.dir.Close(), s.local.close()}
+	err := s.dir.Close()
 	if s.lock != nil {
-		errs = append(errs, s.lock.Close())
+		err = errors.Join(err, s.lock.Close())
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // tmpName returns the name of a step's directory before its commit.
@@ -251,21 +221,28 @@ func (s *Saver) tmpName(step int64) string { return dirName(step) + ".tmp-" + s.
 // On each rank a save writes the rank's shard, reports it to rank 0, and receives the result from rank 0. A failed rank
 // still takes part in all collectives, since the others wait in them.
 
-// stage writes the rank's shard. Afterwards the save no longer needs the state.
-func (s *Saver) stage(ctx context.Context, snap Snapshot) (report, error) {
-	wrote, err := s.reportWork(ctx, func() report { return s.writeShard(ctx, snap) })
-	if err != nil {
+// save writes the rank's shard, then makes a checkpoint of all shards.
+func (s *Saver) save(ctx context.Context, snap Snapshot) error {
+	failed, wrote, err := false, report{}, error(nil)
+	if wrote, err = s.stage(ctx, snap); err != nil {
 		err = fmt.Errorf("writing the shards: %w", err)
+	} else if failed, err = s.gatherAndCommit(ctx, snap, wrote); err != nil && wrote.err != nil {
+		err = wrote.err // regardless of the other ranks
 	}
-	return wrote, err
+	if err != nil {
+		err = fmt.Errorf("checkpoint of step %d: %w", snap.Meta.Step, err)
+	}
+	if s.failed = failed && !s.failed; s.failed {
+		err = &RetryError{err}
+	}
+	return err
 }
 
-// reportWork runs a part of the save on all ranks. If the ranks do not finish together, it prefers this rank's own
-// error.
-func (s *Saver) reportWork(ctx context.Context, work func() report) (report, error) {
+// stage writes the rank's shard. If the ranks do not finish together, it prefers this rank's own error.
+func (s *Saver) stage(ctx context.Context, snap Snapshot) (report, error) {
 	var done atomic.Pointer[report]
 	err := s.onAllRanks(ctx, func() {
-		r := work()
+		r := s.writeShard(ctx, snap)
 		done.Store(&r)
 	})
 	r := done.Load()
@@ -287,34 +264,6 @@ func (s *Saver) onAllRanks(ctx context.Context, work func()) error {
 		return nil
 	})
 	s.hung = s.hung || !ended.Load()
-	return err
-}
-
-// finish makes a checkpoint of all shards, unless staging has failed.
-func (s *Saver) finish(ctx context.Context, snap Snapshot, p report, err error) error {
-	if err == nil && s.local != nil {
-		p, err = s.reportWork(ctx, func() report { return s.upload(ctx, p) })
-		if err != nil {
-			err = fmt.Errorf("copying the shards from the nodes to the run directory: %w", err)
-		}
-	}
-	failed := false
-	if err == nil {
-		if failed, err = s.gatherAndCommit(ctx, snap, p); err != nil && p.err != nil {
-			err = p.err // regardless of the other ranks
-		}
-	}
-	if s.local != nil {
-		if bad := s.local.clear(); bad != nil && s.group.Rank() == 0 {
-			s.o.Warn(fmt.Errorf("checkpoint.local: %w", bad))
-		}
-	}
-	if err != nil {
-		err = fmt.Errorf("checkpoint of step %d: %w", snap.Meta.Step, err)
-	}
-	if s.failed = failed && !s.failed; s.failed {
-		err = &RetryError{err}
-	}
 	return err
 }
 

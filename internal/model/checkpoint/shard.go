@@ -67,12 +67,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 		Name:    fmt.Sprintf("shard-%05d-of-%05d.safetensors", s.group.Rank(), s.group.Size()),
 		Entries: entries,
 	}
-	write := func(dir store) error { return s.writeFile(ctx, dir, info, tensors) }
-	if s.local != nil {
-		err = retry(s.local.dir, func() error { return write(s.local.dir) })
-	} else {
-		err = s.inTemp(snap.Meta.Step, write)
-	}
+	err = s.inTemp(snap.Meta.Step, func(dir store) error { return s.writeFile(ctx, dir, info, tensors) })
 	if err != nil {
 		return "", nil, fmt.Errorf("shard %s: %w", info.Name, err)
 	}

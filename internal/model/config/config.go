@@ -209,7 +209,6 @@ type Checkpoint struct {
 	Keep     int           // the newest are kept; 0: all
 	Async    bool          // written during training
 	Best     bool          // also after a validation with the lowest loss so far; kept
-	Local    string        // local directory of each node for shards; "" for none
 }
 
 // Log sets the reports during training.

@@ -327,8 +327,6 @@ var runKeys = []key{
 	{path: "checkpoint.best", def: "false",
 		doc: "also save after each validation with the lowest loss so far; `checkpoints/best` names that checkpoint, " +
 			"which is kept in addition to `keep`; needs data.validation"},
-	{path: "checkpoint.local", def: "null", word: "null",
-		doc: "directory on a disk of each node, such as `/scratch`, to which shards are written first; null: none"},
 
 	{path: "log.every", def: "1", min: 1, doc: "optimizer steps between two lines"},
 	{path: "log.tensorboard", def: "true", doc: "write TensorBoard event files to the run directory"},

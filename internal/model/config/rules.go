@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -123,10 +122,6 @@ func trainRules(c *Config, f *faults) {
 	if c.Checkpoint.Best && v.Every == 0 && f.ok("checkpoint.best", "data.validation.every") {
 		f.add("checkpoint.best", "true needs the loss on held-out text; set data.validation.path and every, or write "+
 			"false")
-	}
-	if p := c.Checkpoint.Local; f.ok("checkpoint.local") && p != "" && !filepath.IsAbs(p) {
-		f.add("checkpoint.local", "%s is a relative path, and every node has its own disk; write an absolute one "+
-			"such as /scratch", quoted(p))
 	}
 	if p := c.Log.Prometheus; f.ok("log.prometheus") && p != "" {
 		_, port, err := net.SplitHostPort(p)

@@ -128,7 +128,7 @@ var renamed = map[string]string{"parallel.inner": "parallel.ulysses_degree"}
 
 // retired lists former keys and values that have no effect any more. They are ignored with a warning.
 var retired = map[string][]string{
-	"precision.fp8": {"off"}, "precision.kv_wire": {"auto", "bf16", "fp16", "fp32"},
+	"precision.fp8": {"off"}, "precision.kv_wire": {"auto", "bf16", "fp16", "fp32"}, "checkpoint.local": {"null"},
 }
 
 // byName reads lines "NAME… = MEANING" into a map by name.

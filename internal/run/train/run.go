@@ -201,8 +201,8 @@ func (r *run) open(ctx context.Context) (err error) {
 	r.saver, err = checkpoint.NewSaver(r.mesh.saves, checkpoint.Options{
 		Dir: r.dirs.checkpoints, RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async, Locked: r.opts.Locked,
 		Beat:  beat(r.cfg),
-		Start: r.opts.Start, Local: c.Local,
-		Warn: func(err error) { r.opts.notice(err.Error()) },
+		Start: r.opts.Start,
+		Warn:  func(err error) { r.opts.notice(err.Error()) },
 	})
 	if err == nil && r.savesBest() {
 		r.kept, err = r.findBest(ctx)

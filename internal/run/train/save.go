@@ -60,7 +60,7 @@ func (r *run) attempt(ctx context.Context, wait bool) error {
 	}
 	r.saving = saving{step: r.step, began: began, paused: time.Since(began)}
 	// the next step would overwrite an optimizer's state on the host, of which there is no copy
-	if c := r.cfg.Checkpoint; !wait && !r.share.OnHost && (c.Async || c.Local != "") {
+	if c := r.cfg.Checkpoint; !wait && !r.share.OnHost && c.Async {
 		return nil
 	}
 	return r.awaited(true)
