@@ -322,6 +322,7 @@ func (p *process) device(ctx context.Context, o device.CUDAOptions) (device.Devi
 		fmt.Fprintf(os.Stderr, "rank %d runs on core %d only\n", p.Rank, core)
 	}
 	dev := device.CPU(p.stream, o.Backend, o.Compute)
+	dev.Machine.Hosts = o.Machine.Hosts
 	p.closing(dev.Close)
 	return dev, p.world, nil
 }
