@@ -72,7 +72,7 @@ func TestTrainersCheckUses(t *testing.T) {
 	}
 	onRanks(t, 1, cfg, mem.Room(), func(*device.Device) {}, func(tr *Trainer, _ *counted) error {
 		tr.share.slot = func(int) int { return 0 }
-		if err := tr.build(mem.Room()); err == nil || !strings.Contains(err.Error(), "replaced") {
+		if err := tr.build(&Options{Room: mem.Room()}); err == nil || !strings.Contains(err.Error(), "replaced") {
 			t.Errorf("all buckets in one memory: %v", err)
 		}
 		return nil

@@ -401,6 +401,9 @@ func TestCheckpointsOfGroups(t *testing.T) {
 			if err := tr.restore(context.Background(), found.Dir); err != nil {
 				return err
 			}
+			if err := tr.gather(); err != nil {
+				return err
+			}
 			if err := tr.share.publish(); err != nil {
 				return err
 			}
