@@ -361,8 +361,13 @@ func (e *chatEncoder) turnEnd(m *chat.Dict, turn string) int {
 	at := 0
 	content, ok := m.Data["content"].(string)
 	if ok && !m.Has("tool_calls") {
-		text := strings.TrimSpace(content)
-		if k := strings.LastIndex(turn, text); k >= 0 {
+		text, plain := strings.TrimSpace(content), turn
+		for _, special := range e.ends { // "end" is also in <|im_end|>
+			if strings.Contains(special, text) {
+				plain = strings.ReplaceAll(plain, special, strings.Repeat("\x00", len(special)))
+			}
+		}
+		if k := strings.LastIndex(plain, text); k >= 0 {
 			at = k + len(text)
 		}
 	}
