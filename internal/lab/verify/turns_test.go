@@ -1,0 +1,185 @@
+package verify
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
+)
+
+var templatesDir = flag.String("templates", "../../model/chat/testdata", "a directory of chat templates (*.jinja)")
+
+const chatDir = "../../model/data/testdata/chat/"
+
+// ends lists turns with several special tokens, or none, after the content.
+var ends = []string{"{{ m.content }}<|im_end|>\n<s>", "{{ m.content[:30] }}<s><|im_end|> \n",
+	"{{ m.content }}<s><|im_end|>", "<|im_start|>{{ m.content }}x<|im_end|>y", "{{ m.content }} the end",
+	"<s>{{ m.content[:30] }}.", "{{ m.content | upper }}{{ m.tool_calls | tojson }}<s><|im_end|>"}
+
+// records returns the conversations of package chat, and more.
+func records(t *testing.T) (lines []string) {
+	t.Helper()
+	var file struct {
+		Cases map[string]map[string]json.RawMessage
+	}
+	raw, err := os.ReadFile("../../model/chat/testdata/renders.json")
+	if err == nil {
+		err = json.Unmarshal(raw, &file)
+	}
+	for _, c := range file.Cases {
+		record := map[string]json.RawMessage{"messages": c["messages"], "tools": c["tools"]}
+		delete(c, "messages")
+		delete(c, "tools")
+		kwargs, _ := json.Marshal(c)
+		record["chat_template_kwargs"] = kwargs
+		line, _ := json.Marshal(record)
+		lines = append(lines, string(line))
+	}
+	for _, answer := range []string{"d", "!?", "a <|im_end|> b", "<s>x", "[", "q<|im_end|>", strings.Repeat("long ", 20)} {
+		lines = append(lines, fmt.Sprintf(`{"messages": [{"role": "user", "content": %q}, {"role": "assistant", "content": %[1]q}, `+
+			`{"role": "user", "content": %[1]q}, {"role": "model", "content": %[1]q}]}`, answer))
+	}
+	if err != nil || len(lines) < 30 {
+		t.Fatal(len(lines), err)
+	}
+	return lines
+}
+
+// A reading encodes conversations by the loader.
+type reading struct {
+	cfg *config.Config
+	enc data.Encoding
+}
+
+func newReading(template, on string) reading {
+	d := config.Data{Tokenizer: chatDir + "tokenizer.json", ChatTemplate: template, Format: "auto", EOSTokenID: -1,
+		TrainOn: on}
+	return reading{&config.Config{Data: d}, data.Encoding{Tokenizer: data.NewTokenizer(d.Tokenizer, 0), EOS: -1,
+		Chat: data.NewChat(d.Tokenizer, template, on == "all")}}
+}
+
+// batch returns the loader's rows of the records of a file, each in its own sample.
+func (r reading) batch(t *testing.T, path string) (batch [][]Row, err error) {
+	r.cfg.Data.Path = config.Files{{Path: path}}
+	err = r.enc.Each(t.Context(), []string{path}, func(_ int, doc data.Document) error {
+		var rows []Row
+		for i, id := range doc.IDs {
+			rows = append(rows, Row{ID: id, Target: -1, Position: int32(i)})
+			if i > 0 && doc.Labels[i] != data.Ignore {
+				rows[i-1].Target = doc.Labels[i]
+			}
+		}
+		batch = append(batch, rows)
+		return nil
+	})
+	return batch, err
+}
+
+// wrong returns the first sample that differs from its record; -1: none.
+func (r reading) wrong(t *testing.T, batch [][]Row) int {
+	t.Helper()
+	var samples []int64
+	for i := range batch {
+		samples = append(samples, int64(i))
+	}
+	got, err := wholeRecords(r.cfg, 1<<20, samples, batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.IndexFunc(samples, func(s int64) bool { return !slices.Equal(got[s], batch[s]) })
+}
+
+// The second search finds the loader's targets with every template that the loader takes.
+func TestTurnsEqualTheLoader(t *testing.T) {
+	templates, err := filepath.Glob(filepath.Join(*templatesDir, "*.jinja"))
+	if err != nil || len(templates) == 0 {
+		t.Fatal(templates, err)
+	}
+	for i, turn := range ends {
+		templates = append(templates, filepath.Join(t.TempDir(), fmt.Sprint(i, ".jinja")))
+		source := "{% for m in messages %}{{ '[' }}{%- if m.role in ['assistant', 'model'] %}" + turn + "{% else %}" +
+			"{{ m.content }}]{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '[' }}{% endif %}"
+		if err := os.WriteFile(templates[len(templates)-1], []byte(source), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lines, compared := records(t), 0
+	for _, template := range templates {
+		r, path, accepted := newReading(template, "assistant"), filepath.Join(t.TempDir(), "a.jsonl"), ""
+		for _, line := range lines {
+			if err := os.WriteFile(path, []byte(line), 0o666); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.batch(t, path); err == nil {
+				accepted += line + "\n"
+			}
+		}
+		if err := os.WriteFile(path, []byte(accepted), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		batch, err := r.batch(t, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		compared += len(batch)
+		if s := r.wrong(t, batch); s >= 0 {
+			t.Errorf("%s: the loader has other targets:\n%v\n%s", template, batch[s], strings.Split(accepted, "\n")[s])
+		}
+	}
+	if compared < 10*len(templates) {
+		t.Errorf("only %d conversations", compared)
+	}
+}
+
+// So do all formats, completions of messages, and train_on all.
+func TestConversationsEqualTheLoader(t *testing.T) {
+	for _, name := range strings.Fields("messages.jsonl tools.jsonl tools.arrow prompts.parquet share.jsonl shapes.parquet") {
+		for _, on := range []string{"assistant", "all"} {
+			r := newReading("", on)
+			batch, err := r.batch(t, chatDir+name)
+			if s := r.wrong(t, batch); err != nil || len(batch) == 0 || s >= 0 {
+				t.Errorf("%s, train_on %s: record %d of %d, %v", name, on, s+1, len(batch), err)
+			}
+		}
+	}
+}
+
+// Any other target is found.
+func TestWrongTargetsOfConversations(t *testing.T) {
+	edits := map[string]func(rows []Row, first, last int){
+		"a header trained":   func(rows []Row, first, _ int) { rows[first-1].Target = rows[first].ID },
+		"a user trained":     func(rows []Row, _, _ int) { rows[1].Target = rows[2].ID },
+		"a start left out":   func(rows []Row, first, _ int) { rows[first].Target = -1 },
+		"an end left out":    func(rows []Row, _, last int) { rows[last].Target = -1 },
+		"more after the end": func(rows []Row, _, last int) { rows[last+1].Target = rows[last+2].ID },
+	}
+	for _, template := range []string{"", "../../model/chat/testdata/plain.jinja"} {
+		for _, name := range []string{"messages.jsonl", "tools.jsonl", "share.jsonl"} {
+			for edit, change := range edits {
+				r := newReading(template, "assistant")
+				batch, err := r.batch(t, chatDir+name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				rows := batch[0]
+				first := slices.IndexFunc(rows, func(r Row) bool { return r.Target >= 0 })
+				last := first
+				for rows[last+1].Target >= 0 {
+					last++
+				}
+				rows = append(rows, Row{}, Row{})
+				change(rows, first, last)
+				if r.wrong(t, batch) != 0 {
+					t.Errorf("%s, template %q: %s is not found", name, template, edit)
+				}
+			}
+		}
+	}
+}
