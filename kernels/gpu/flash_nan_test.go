@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -120,9 +121,9 @@ func TestLostTurn(t *testing.T) {
 			cuda.StructAligned(&cuda.Args{}, p, 64),
 		),
 	)
-	var e *cuda.Error
-	if err := r.stream.Sync(context.Background()); !errors.As(err, &e) ||
-		!strings.Contains(err.Error(), "block of keys 1 of KV head 0, batch 0, waited too long for block 0") {
+	var e *cuda.Error // blocks 1, 2 and 3 wait at once, and any of them may give up first
+	named := regexp.MustCompile("block of keys (1 .* block 0|2 .* block 1|3 .* block 2) to add to dq")
+	if err := r.stream.Sync(context.Background()); !errors.As(err, &e) || !named.MatchString(err.Error()) {
 		t.Fatalf("the error is %v", err)
 	}
 	fmt.Println(mark)

@@ -44,7 +44,9 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 		for _, layout := range layouts {
 			for _, algorithm := range algorithms {
 				s := ring.Strategy{Layout: layout, Algorithm: algorithm, Backend: backend}
-				s.Gather = ruledGather(c, asked.Gather)
+				if s.Gather = ruledGather(c, asked.Gather); algorithm != "ring" {
+					s.GatherHeads = asked.GatherHeads
+				}
 				idle := algorithm == "ulysses" && c.Ranks > c.Heads // some ranks would have no heads
 				switch {
 				case algorithm == "allgather":

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -54,6 +55,8 @@ func smallOnly(p Program) bool {
 }
 
 var update = flag.Bool("update", false, "write testdata/compiled.txt anew, of a run that leaves out no test")
+
+var cubins = flag.String("cubins", "", "the folder for the machine code of the compiled programs; see docs/hopper.md")
 
 const compiledFile = "testdata/compiled.txt"
 
@@ -112,9 +115,14 @@ func TestEveryKernelCompiles(t *testing.T) {
 			}
 			t.Run(p.Name+"/"+arch, func(t *testing.T) {
 				t.Parallel()
-				_, log, err := compiler.Compile(p.File, code, headers, p.Options(arch))
+				cubin, log, err := compiler.Compile(p.File, code, headers, p.Options(arch))
 				if err != nil {
 					t.Fatal(err)
+				}
+				if *cubins != "" {
+					if err := os.WriteFile(filepath.Join(*cubins, p.Name+"."+arch), cubin, 0o666); err != nil {
+						t.Fatal(err)
+					}
 				}
 				for _, w := range nvrtc.Warnings(log) {
 					t.Error(w)
