@@ -224,8 +224,8 @@ func finds(t *testing.T, program string, d *defect, config string) {
 	}
 }
 
-// Defects of masks and targets give equal losses and gradients on one rank and on several. Three, in one program, each show
-// with another config. -verify.all builds all defects, one by one.
+// Defects of masks and targets give equal losses and gradients on one rank and on several. Three of them, in one
+// program, each show with another config. -verify.all builds all defects, one by one.
 func TestVerifyFindsDefects(t *testing.T) {
 	configs := verifyConfigs(t)
 	for name, config := range configs {

@@ -146,9 +146,9 @@ func (c *talk) end(i int, text string, from int) int {
 	if words != "" && !m.Has("tool_calls") {
 		marked := &chat.Dict{Keys: m.Keys, Data: maps.Clone(m.Data)}
 		marked.Data["content"] = strings.Replace(content, words, words+mark, 1)
-		same, marks, err := c.render(append(c.messages[:i:i], marked), false)
-		if known = err == nil && same == text && len(marks) == 1; known {
-			from = max(from, marks[0].At)
+		same, marks, _ := c.render(append(c.messages[:i:i], marked), false)
+		if known = same == text && len(marks) == 1; known {
+			from = marks[0].At
 		}
 	}
 	end, trimmed := len(text), strings.TrimSpace(text[from:])
