@@ -245,11 +245,14 @@ func (s *step) state() {
 			gather += s.costs.Reduce("all_gather", s.ranks/s.memory.Copies, int64(dtype.Size())*b.Size())
 		}
 		part := b.Size() / own
-		for _, w := range []cost.Work{
+		work := []cost.Work{
 			{Op: "adamw", DType: tensor.F32, Bytes: part * (28 + copied)},
 			{Op: "gradient norm", DType: tensor.F32, Bytes: 4 * part},
-			{Op: "zero", DType: tensor.F32, Bytes: 4 * b.Size()},
-		} {
+		}
+		for _, r := range flat.Rest(i) {
+			work = append(work, cost.Work{Op: "zero", DType: tensor.F32, Bytes: 4 * int64(times) * r.Size()})
+		}
+		for _, w := range work {
 			s.Optimizer += s.costs.Work(w)
 			s.calls++
 		}

@@ -171,6 +171,14 @@ func TestEstimateScales(t *testing.T) {
 		two.Optimizer != one.Optimizer {
 		t.Errorf("a batch of two: %+v, of one %+v", two, one)
 	}
+	// A pass of staged gradients zeroes those that no product sets: here nine norms and a gap.
+	staged := func(samples int) float64 {
+		return seconds(Costs{Table: round(), Cores: 2}, "memory.shard=gradients",
+			fmt.Sprintf("train={global_batch_size: %d, micro_batch_size: 1}", samples)).Optimizer
+	}
+	if got, want := (staged(5)-staged(1))/4, 4*(9*192+64)/1e9; math.Abs(got/want-1) > 1e-9 {
+		t.Errorf("a pass zeroes gradients in %v s, want %v", got, want)
+	}
 	// A pass of 2^30 samples is not recorded one operation at a time.
 	const many = 1 << 30
 	single, all := alone(t, 1), alone(t, many)
