@@ -188,13 +188,13 @@ func (r *Rig) move(buffers []*tensor.Host, views []*tensor.View) error {
 	if r.Upload == nil {
 		return nil
 	}
+	copies, err := r.Upload(buffers)
+	if err != nil {
+		return err
+	}
 	there := map[tensor.Memory]tensor.Memory{}
-	for _, h := range buffers {
-		mem, err := r.Upload(h)
-		if err != nil {
-			return err
-		}
-		there[h] = mem
+	for i, h := range buffers {
+		there[h] = copies[i]
 	}
 	for _, v := range views {
 		*v = tensor.NewView(there[v.Memory()], v.DType(), v.Offset(), v.Shape(), v.Strides())
@@ -207,16 +207,14 @@ func (r *Rig) fetch(here, there []*tensor.View) error {
 	if r.Download == nil {
 		return nil
 	}
-	done := map[tensor.Memory]bool{}
+	var dst []*tensor.Host
+	var src []tensor.Memory
 	for i, v := range there {
-		if !done[v.Memory()] {
-			if err := r.Download(here[i].Memory().(*tensor.Host), v.Memory()); err != nil {
-				return err
-			}
-			done[v.Memory()] = true
+		if !slices.Contains(src, v.Memory()) {
+			dst, src = append(dst, here[i].Memory().(*tensor.Host)), append(src, v.Memory())
 		}
 	}
-	return nil
+	return r.Download(dst, src)
 }
 
 type result struct {

@@ -23,10 +23,10 @@ type Rig struct {
 	Kernel attention.Kernel
 	// Sync waits for all queued work; nil: the kernel works at once.
 	Sync func(context.Context) error
-	// Upload copies host memory to the kernel's device and Download copies it back; nil: the kernel computes on the
-	// host.
-	Upload   func(*tensor.Host) (tensor.Memory, error)
-	Download func(dst *tensor.Host, src tensor.Memory) error
+	// Upload copies buffers to new memory on the kernel's device, and Download copies memory back; nil: the kernel
+	// computes on the host. One call takes all buffers of a case, as each transfer of a GPU takes a while to begin.
+	Upload   func([]*tensor.Host) ([]tensor.Memory, error)
+	Download func(dst []*tensor.Host, src []tensor.Memory) error
 }
 
 // Options are the capabilities of a kernel. The suite leaves out cases beyond them, without a skip.

@@ -29,15 +29,8 @@ func (r *cudaRig) newFlash(deterministic bool) *Flash {
 
 // attention adapts a kernel on the rig's device to the conformance suite.
 func (r *cudaRig) attention(k attention.Kernel) attentiontest.Rig {
-	bytes := func(m tensor.Memory) View { return tensor.Dense(m, tensor.U8, 0, [4]int{1, 1, 1, int(m.Bytes())}) }
 	return attentiontest.Rig{
-		Kernel: k, Sync: r.stream.Sync,
-		Upload: func(h *tensor.Host) (tensor.Memory, error) { return r.upload(bytes(h)).Memory(), nil },
-		Download: func(dst *tensor.Host, src tensor.Memory) error {
-			host, err := r.download(bytes(src))
-			copy(hostBytes(dst), tensor.Bytes(host))
-			return err
-		},
+		Kernel: k, Sync: r.stream.Sync, Upload: r.transfers.uploadAll, Download: r.transfers.downloadAll,
 	}
 }
 
