@@ -139,7 +139,7 @@ var flashDims = [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192},
 var suiteDims = [][2]int{{8, 8}, {64, 64}, {80, 80}, {128, 128}, {192, 128}, {256, 256}}
 
 // compileFlash compiles missing programs in parallel. One after the other would take minutes.
-func compileFlash(t *testing.T, list [][2]int, kernels ...*Flash) {
+func compileFlash(t testing.TB, list [][2]int, kernels ...*Flash) {
 	t.Helper()
 	var g errgroup.Group
 	for _, f := range kernels {
@@ -348,6 +348,13 @@ func TestProbabilitiesFromSharedMemory(t *testing.T) {
 // missing.
 func TestEveryLaneArrives(t *testing.T) {
 	r := newCUDARig(t)
+	if r.newFlash(false).hopper != nil {
+		var names []string
+		for _, s := range source.HopperEveryLane {
+			names = append(names, s.Forward(false).Name, s.Backward(false, false).Name, s.Backward(false, true).Name)
+		}
+		check(t, r.loader.Preload(names...))
+	}
 	for _, s := range source.HopperEveryLane {
 		for i := range 4 {
 			deterministic, margin := i%2 == 1, i/2*1000 // one SM remains, on which one block does all the work
@@ -387,6 +394,7 @@ func TestFlashLeavesSMs(t *testing.T) {
 }
 
 func (r *cudaRig) testFlashRepeats(dtype tensor.DType, dims [2]int, flash, fast *Flash) {
+	compileFlash(r.t, [][2]int{dims}, flash, fast)
 	r.testRepeats(dtype, r.masked(1500, -1, dims), 5, flash, fast)
 }
 
