@@ -39,7 +39,7 @@ func TestHowMuchDataThereIs(t *testing.T) {
 		t.Errorf("stderr has not once %q:\n%s", line, stderr)
 	}
 	want := map[string]any{"files": 2.0, "documents": 3.0, "tokens": 49.0, "targets": 16.0, "samples": 2.0,
-		"sample_tokens": 20.0, "dropped_documents": 1.0, "steps_per_epoch": 1.0, "retention": []any{
+		"sample_tokens": 20.0, "sample_pairs": 55.5, "dropped_documents": 1.0, "steps_per_epoch": 1.0, "retention": []any{
 			map[string]any{"seq_len": 16.0, "kept": 2.0 / 3}, map[string]any{"seq_len": 32.0, "kept": 1.0}},
 		"ignored_keys": []any{"label", "position_ids"}}
 	stdout, _ := must(t, append([]string{"plan", "--json", "--nproc", "2"}, args...)...)

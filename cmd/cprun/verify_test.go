@@ -30,6 +30,8 @@ var defects = []defect{
 	{"window ignored", "internal/run/train/attend.go",
 		"	window := a.cfg.Window(layer)\n	if s, ok", "	window := -1\n	if s, ok",
 		"windows", "rows that its masks hide"},
+	{"a header trained", "internal/model/data/chat.go", "from, before, err := prefix(i, true)",
+		"from, before, err := prefix(i, false)", "messages", "target of tokens on one rank"},
 	{"labels shifted inside a shard", "internal/model/data/loader.go",
 		"if k := i*stride + 1; k < asked", "if k := (i*stride + 1) % ((n-1)*stride + 1); k < asked",
 		"windows", "target of tokens on 2 ranks"},
@@ -52,14 +54,22 @@ var defects = []defect{
 		"documents", "target of tokens on 2 ranks"},
 	{"a prompt trained", "internal/model/data/chat.go", "		labels[i] = Ignore\n", "		labels[i] |= Ignore & 0\n",
 		"completions", "target of tokens on one rank"},
+	{"a user's turn trained", "internal/model/data/chat.go", "from, before, err := prefix(i, true)",
+		"from, before, err := prefix(max(0, i-1), false)", "messages", "target of tokens on one rank"},
+	{"an answer's last token left out", "internal/model/data/chat.go", "copy(d.Labels[from:to], d.IDs[from:to])",
+		"copy(d.Labels[from:to-1], d.IDs[from:to])", "messages", "target of tokens on one rank"},
+	{"an answer cut short", "internal/model/data/chat.go", "To: from + e.turnEnd(m, whole.Text[from:to])",
+		"To: from + 2", "messages", "target of tokens on one rank"},
+	{"a block of generation shifted", "internal/model/chat/template.go", "Span{from, b.Len()}",
+		"Span{max(0, from-1), b.Len() - 1}", "generation", "target of tokens on one rank"},
 	{"a duplicated document", "internal/model/data/loader.go", "epoch, i := n/l.samples, n%l.samples",
 		"epoch, i := n/l.samples, n/2*2%l.samples", "documents", "are repeated"},
 }
 
-// verifyConfigs writes the configs of the defects: packed records with masks, text with windows, and soft caps.
+// verifyConfigs writes the configs of the defects: records with masks, completions, conversations, windows, soft caps.
 func verifyConfigs(t *testing.T) map[string]string {
 	t.Helper()
-	dir, records, completions := t.TempDir(), "", ""
+	dir, records, completions, talks := t.TempDir(), "", "", ""
 	for i := range 40 {
 		ids, labels := make([]int, 5+7*i%31), make([]int, 5+7*i%31)
 		for j := range ids {
@@ -74,6 +84,8 @@ func verifyConfigs(t *testing.T) map[string]string {
 		}
 		records += string(line) + "\n"
 		completions += fmt.Sprintf(`{"prompt": "the square of %d", "completion": " is %d"}`+"\n", i, i*i)
+		talks += fmt.Sprintf(`{"messages": [{"role": "user", "content": "%d?"}, {"role": "assistant", "content": "%d"}, `+
+			`{"role": "user", "content": "yes"}, {"role": "assistant", "content": "yes"}]}`+"\n", i, i*i)
 	}
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
@@ -91,15 +103,18 @@ func verifyConfigs(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	yaml := func(model, data string) string {
-		return fmt.Sprintf("model: {vocab_size: 256, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, "+
+		return fmt.Sprintf("model: {vocab_size: 512, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, "+
 			"num_attention_heads: 2%s}\ndata: {seq_len: 96, %s}\ntrain: {steps: 1, global_batch_size: 2}\n"+
 			"optimizer: {lr: 1.0e-3}\nparallel: {algorithm: ring, layout: zigzag}\n", model, data)
 	}
 	return map[string]string{
 		"documents": write("documents.yaml", yaml("", "pack_documents: true, eos_token_id: 60, path: "+
 			write("records.jsonl", records))),
-		"completions": write("completions.yaml", strings.Replace(yaml("", "tokenizer: "+chat+", path: "+
-			write("completions.jsonl", completions)), "vocab_size: 256", "vocab_size: 512", 1)),
+		"completions": write("completions.yaml", yaml("", "tokenizer: "+chat+", path: "+
+			write("completions.jsonl", completions))),
+		"generation": write("generation.yaml", yaml("", "tokenizer: "+chat+", path: "+write("talks.jsonl", talks))),
+		"messages": write("messages.yaml", yaml("", "tokenizer: "+chat+", path: "+write("talks.jsonl", talks)+
+			", chat_template: "+chat+"/../../../chat/testdata/plain.jinja")),
 		"windows": write("windows.yaml", yaml(", sliding_window: 9, "+
 			"layer_types: [sliding_attention, sliding_attention]", "path: "+text)),
 		"caps": write("caps.yaml", strings.Replace(yaml(", architecture: gemma2, num_key_value_heads: 2, head_dim: 8, "+
@@ -209,8 +224,8 @@ func finds(t *testing.T, program string, d *defect, config string) {
 	}
 }
 
-// Defects of masks give equal losses and gradients on one rank and on several. Two of them, in one program, each show
-// with another config. -verify.all builds all defects, one by one.
+// Defects of masks and targets give equal losses and gradients on one rank and on several. Three of them, in one
+// program, each show with another config. -verify.all builds all defects, one by one.
 func TestVerifyFindsDefects(t *testing.T) {
 	configs := verifyConfigs(t)
 	for name, config := range configs {
@@ -225,8 +240,8 @@ func TestVerifyFindsDefects(t *testing.T) {
 		}
 	}
 	if !*verifyAll {
-		program := build(t, defects[:2]...)
-		for i := range defects[:2] {
+		program := build(t, defects[:3]...)
+		for i := range defects[:3] {
 			finds(t, program, &defects[i], configs[defects[i].config])
 		}
 		return

@@ -81,10 +81,12 @@ func (m *Model) linearDX(dx, dy View, w *weight, accumulate bool) {
 	m.ops.Add(dx, d)
 }
 
-// linearDW adds to the gradients of a matrix and its adapter, unless they are frozen.
+// linearDW adds to the gradients of a matrix and its adapter, unless they are frozen. The first of a fresh pass
+// overwrites that of the matrix.
 func (m *Model) linearDW(w *weight, dy, x View) {
 	if !w.g.IsZero() {
-		m.ops.LinearDW(w.g, dy, x)
+		m.ops.LinearDW(w.g, dy, x, !w.fresh)
+		w.fresh = false
 	}
 	l := w.lora
 	if l == nil {
@@ -93,10 +95,10 @@ func (m *Model) linearDW(w *weight, dy, x View) {
 	defer m.arena.Release(m.arena.Mark())
 	x = m.dropped(l, x)
 	if !l.b.g.IsZero() {
-		m.ops.LinearDW(l.b.g, dy, m.reduced(l, x))
+		m.ops.LinearDW(l.b.g, dy, m.reduced(l, x), true)
 	}
 	if !l.a.g.IsZero() {
-		m.ops.LinearDW(l.a.g, m.reducedBack(l, dy), x)
+		m.ops.LinearDW(l.a.g, m.reducedBack(l, dy), x, true)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -172,6 +173,43 @@ func TestPassesAccumulate(t *testing.T) {
 	near(t, "loss", get(sum)[0], 3*once-once, 1e-12)
 	for i, g := range get(c.params.Grads) {
 		near(t, "gradient", g, 3*want[i], 1e-12)
+	}
+}
+
+// A fresh pass overwrites any gradients, gaps included, and later ones add: with the bits of sums that began as 0. Without
+// tokens they become 0.
+func TestFreshPassesOverwrite(t *testing.T) {
+	freeze := hf.Tuning{Freeze: []string{"*.q_proj.weight", "*.gate_up_proj.weight", "*norm.weight", "model.layers.1.*"}}
+	for name := range tinyModels {
+		for what, c := range map[string]*testCase{"all": tinyCase(name, tensor.F32),
+			"adapters": tunedCase(name, tensor.F32, lora(0.3)), "frozen": tunedCase(name, tensor.F32, freeze)} {
+			for _, tokens := range []int{7, 0} {
+				c.opt.LossChunk, c.opt.tile = 5, 4
+				b := &c.batch
+				for _, v := range []*View{&b.IDs, &b.Targets, &b.Cos, &b.Sin} {
+					*v = v.Slice(tensor.Seq, 0, tokens)
+				}
+				b.Tokens = View{}
+				twice := func(fresh bool) []float64 {
+					c.opt.Hooks.Begin = func(int) bool { return fresh }
+					if fill(c.params.Grads, 0); fresh {
+						fill(c.params.Grads, 0xff) // NaN
+					}
+					m := c.model()
+					for range 2 {
+						if err := m.ForwardBackward(c.arena(), *b, tensor.New(tensor.F64, 1), 0.5); err != nil {
+							t.Fatal(err)
+						}
+						fresh = false
+					}
+					return get(c.params.Grads)
+				}
+				want := twice(false)
+				if got := twice(true); !slices.Equal(got, want) || tokens > 0 == (norm(want) == 0) {
+					t.Errorf("%s, %s, %d tokens: %v, want %v", name, what, tokens, got, want)
+				}
+			}
+		}
 	}
 }
 

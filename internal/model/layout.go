@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Bucket is the elements [Lo, Hi) of the flat buffers: parameters used at the same time of a pass, and gathered and
@@ -14,6 +15,11 @@ type Bucket struct{ Lo, Hi int64 }
 
 // Size returns the elements of the bucket.
 func (b Bucket) Size() int64 { return b.Hi - b.Lo }
+
+// of returns the bucket of a flat buffer.
+func (b Bucket) of(flat View) View {
+	return flat.Reshape([4]int{1, 1, 1, flat.Size()}).Slice(tensor.Dim, int(b.Lo), int(b.Hi))
+}
 
 // FlatLayout maps every trained parameter to its place in the flat buffers.
 type FlatLayout struct {
@@ -112,6 +118,19 @@ func (l *FlatLayout) Empty(bucket int) bool {
 
 // Of returns the bucket of the i-th parameter.
 func (l *FlatLayout) Of(i int) int { return l.owner[i] }
+
+// Rest returns the ranges inside a bucket, gaps among them, whose gradients no product sets.
+func (l *FlatLayout) Rest(bucket int) (list []Bucket) {
+	start, lo := l.Buckets[bucket].Lo, int64(0)
+	for i, p := range l.Params {
+		if l.owner[i] == bucket && p.Product {
+			list = append(list, Bucket{lo, p.Offset - start})
+			lo = p.Offset - start + int64(p.Size())
+		}
+	}
+	list = append(list, Bucket{lo, l.Buckets[bucket].Size()})
+	return slices.DeleteFunc(list, func(b Bucket) bool { return b.Size() == 0 })
+}
 
 // Head returns the number of the head's bucket.
 func (l *FlatLayout) Head() int { return len(l.Buckets) - 2 }

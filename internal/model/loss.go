@@ -38,7 +38,7 @@ func (m *Model) lossBackward(a *tensor.Arena, b Batch, loss, d, x View, scale fl
 		m.logits(c)
 		m.ops.CrossEntropy(loss, c.logits, c.targets, scale, m.softcap, true)
 		dlogits := c.logits
-		m.linearDW(&m.head, dlogits, c.n)
+		m.linearDW(m.head, dlogits, c.n)
 		dn := c.n // no longer needed
 		m.ops.LinearDX(dn, dlogits, m.head.w, false)
 		m.ops.RMSNormBackward(d.Slice(tensor.Seq, c.lo, c.hi), m.norm.g, dn, c.x, c.inv, m.norm.w, false)

@@ -48,7 +48,7 @@ func (c *flopCounter) add(y, x View) {
 
 func (c *flopCounter) Linear(y, x, _, _ View)          { c.add(y, x) }
 func (c *flopCounter) LinearDX(dx, dy, _ View, _ bool) { c.add(dx, dy) }
-func (c *flopCounter) LinearDW(_, dy, x View)          { c.add(dy, x) }
+func (c *flopCounter) LinearDW(_, dy, x View, _ bool)  { c.add(dy, x) }
 
 func (c *flopCounter) Forward(int, attention.Partial, View, View, View) error {
 	c.forward++

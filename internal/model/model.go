@@ -121,14 +121,18 @@ type Model struct {
 	lowest int    // the backward pass ends in this layer; -1: with the embedding
 	embed  weight // [V, E]
 	layers []layer
-	norm   weight // [E]
-	head   weight // [V, E]; embed if tied
+	norm   weight  // [E]
+	head   *weight // [V, E]; embed if tied
+
+	products [][]*weight // by bucket: the matrices with Param.Product
+	rest     [][]View    // by bucket: the gradients in FlatLayout.Rest
 }
 
 // A weight is a parameter in a pass: its values, and the gradient to add to, which is zero for a frozen matrix.
 type weight struct {
 	w, g   View
 	frozen bool
+	fresh  bool     // the first product of the pass overwrites g
 	lora   *adapter // of a matrix; nil: none
 }
 
@@ -162,12 +166,20 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	if params.Layout == nil {
 		params.Layout = NewLayout(cfg, 1)
 	}
+	if !params.Grads.IsZero() {
+		for _, b := range params.Layout.Buckets {
+			params.BucketGrads = append(params.BucketGrads, b.of(params.Grads))
+		}
+	}
 	m.flat, m.lowest = params.Layout, lowest(cfg, params.Layout)
 	if i := m.lowest; i > 0 && i < cfg.NumHiddenLayers && m.opt.Layers[i].Save == SaveNothing {
 		m.opt.Layers = slices.Clone(opt.Layers)
 		m.opt.Layers[i].Save = SaveInput // none below computes it again
 	}
-	m.layers = make([]layer, cfg.NumHiddenLayers)
+	m.layers, m.head = make([]layer, cfg.NumHiddenLayers), &m.embed
+	if !cfg.TieWordEmbeddings {
+		m.head = &weight{}
+	}
 	adapters := map[string]*adapter{}
 	for ps := &params; ps != nil; ps = ps.Frozen {
 		for i, p := range ps.Layout.Params {
@@ -177,10 +189,8 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 		}
 	}
 	m.adapt(adapters)
-	if cfg.TieWordEmbeddings {
-		m.head = m.embed
-	}
 	m.choose(cfg, params)
+	m.divide(params.BucketGrads)
 	return m
 }
 
@@ -204,7 +214,7 @@ func (m *Model) at(p Param) *weight {
 	case hf.Norm:
 		return &m.norm
 	case hf.Head:
-		return &m.head
+		return m.head
 	}
 	return &m.layers[p.Layer][p.Role]
 }
@@ -402,23 +412,20 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 			return err
 		}
 	}
-	h := &m.opt.Hooks
-	if err := call(h.Done, m.flat.Vectors()); err != nil {
+	if err := m.doneGrads(m.flat.Vectors()); err != nil {
 		return err
 	}
 	if !m.cfg.TieWordEmbeddings {
-		if err := call(h.Begin, Embedding); err != nil {
-			return err
-		}
+		m.beginGrads(Embedding)
 	}
 	if m.embed.g.IsZero() {
-		return call(h.Done, Embedding)
+		return m.doneGrads(Embedding)
 	}
 	if m.embedBy > 0 {
 		m.ops.Affine(d, d, m.embedBy, 0)
 	}
 	m.ops.EmbedBackward(m.embed.g, d, b.IDs)
-	return call(h.Done, Embedding)
+	return m.doneGrads(Embedding)
 }
 
 // A visit of the backward pass computes the output of a layer again, or goes back through it.
@@ -458,30 +465,23 @@ func (m *Model) visit(a *tensor.Arena, b Batch, d View, layers []activations, v 
 		}
 		return nil
 	}
-	if err := call(h.Begin, Layer(i)); err != nil {
-		return err
-	}
+	m.beginGrads(Layer(i))
 	if err := m.layerBackward(a, i, b, d, *s); err != nil {
 		return fmt.Errorf("layer %d backward: %w", i, err)
 	}
 	a.Release(s.mark)
-	return call(h.Done, Layer(i))
+	return m.doneGrads(Layer(i))
 }
 
 // headBackward computes the loss, and its gradients down to d, the gradient of the last layer's output.
 func (m *Model) headBackward(a *tensor.Arena, b Batch, loss, d, x View, scale float64) error {
-	h := &m.opt.Hooks
-	begun := []int{m.flat.Head(), m.flat.Vectors()}
+	m.beginGrads(m.flat.Head())
+	m.beginGrads(m.flat.Vectors())
 	if m.cfg.TieWordEmbeddings {
-		begun = append(begun, Embedding)
-	}
-	for _, bucket := range begun {
-		if err := call(h.Begin, bucket); err != nil {
-			return err
-		}
+		m.beginGrads(Embedding)
 	}
 	m.lossBackward(a, b, loss, d, x, scale)
-	return call(h.Done, m.flat.Head())
+	return m.doneGrads(m.flat.Head())
 }
 
 // hidden returns a view for the input of a layer, [B, S, 1, E].
@@ -565,9 +565,10 @@ type Hooks struct {
 	// pass. next is the bucket of the next call, or NoBucket: its weights may replace those of buckets used before this
 	// one.
 	Use func(bucket, next int) error
-	// Begin is called before the first operation of a backward pass that adds to the gradients of a bucket, and Done
-	// after the last.
-	Begin, Done func(bucket int) error
+	// Begin is called before the first operation of a backward pass on the gradients of a bucket, and Done after the last.
+	// If Begin returns true, the pass is fresh: it overwrites them, whatever they are. Else it adds.
+	Begin func(bucket int) (fresh bool)
+	Done  func(bucket int) error
 	// Keep and Bring move the activations of layers with Host, which need them, in HostSlots slots that these layers take
 	// in turn. Both get the same views, in the slot. The last HostSlots of these layers stay in their slots: their list is
 	// empty.
@@ -580,11 +581,4 @@ type Hooks struct {
 	// views. The slot of the moved layer above is free for work that follows all queued so far: Bring may begin to copy
 	// the layer that takes it next, two below this one among the moved layers.
 	Keep, Bring func(layer int, saved []View) error
-}
-
-func call(hook func(int) error, bucket int) error {
-	if hook == nil {
-		return nil
-	}
-	return hook(bucket)
 }

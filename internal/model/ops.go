@@ -33,8 +33,8 @@ type Products interface {
 	Linear(y, x, w, add View)
 	// LinearDX sets dx [rows, in] to dy [rows, out] times w, or adds it.
 	LinearDX(dx, dy, w View, accumulate bool)
-	// LinearDW adds dy transposed times x to dw [out, in].
-	LinearDW(dw, dy, x View)
+	// LinearDW sets dw [out, in] to dy transposed times x, or adds it.
+	LinearDW(dw, dy, x View, accumulate bool)
 	// SumRows adds the sum of the rows of x to sum, [1, 1, 1, n] of the type of parameters: the gradient of a bias.
 	SumRows(sum, x View)
 }

@@ -15,6 +15,9 @@ type Param struct {
 	hf.Tensor
 	Offset int64 // in the flat buffer, in elements; a multiple of Align
 	Decay  bool  // weight decay applies: to matrices and embeddings
+	// Product: a matrix product is the first operation of a pass on the gradient. Adapters are left out: they are small,
+	// and several products may share one.
+	Product bool
 
 	// Std is the standard deviation of the first values, and Mean their mean: 1 for a norm, or 0 if it adds 1, and 0 for a
 	// bias.
@@ -27,6 +30,7 @@ type Param struct {
 func NewParam(t hf.Tensor, cfg *hf.Config) Param {
 	p := Param{Tensor: t, Decay: len(t.Shape) == 2}
 	_, isB, adapts := hf.Adapted(t.Name)
+	p.Product = p.Decay && !adapts && (t.Role != hf.Embedding || cfg.TieWordEmbeddings)
 	switch {
 	case adapts && !isB:
 		p.Bound = 1 / math.Sqrt(float64(t.Shape[1])) // Kaiming's, as PEFT's
@@ -128,7 +132,8 @@ type Params struct {
 	Compute View
 	// BucketCompute replaces Compute by a view for each bucket. Views may share memory if Hooks separate them in time.
 	BucketCompute []View
-	// Grads are float32, and a backward pass adds to them. Zero for a model that only runs forward.
+	// Grads are float32, and a backward pass adds to them or sets them; see Hooks.Begin. Zero for a model that only runs
+	// forward.
 	Grads View
 	// BucketGrads replaces Grads by a view for each bucket. Views may share memory if Hooks separate them in time.
 	BucketGrads []View
@@ -139,8 +144,7 @@ func (p *Params) vectors() View {
 	if !p.Vectors.IsZero() {
 		return p.Vectors
 	}
-	b := p.Layout.Buckets[p.Layout.Vectors()]
-	return p.Weights.Reshape([4]int{1, 1, 1, p.Weights.Size()}).Slice(tensor.Dim, int(b.Lo), int(b.Hi))
+	return p.Layout.Buckets[p.Layout.Vectors()].of(p.Weights)
 }
 
 // weight returns the i-th parameter of the layout: matrices from Compute, vectors from Weights or Vectors.
@@ -165,8 +169,6 @@ func (p *Params) weight(i int, param Param) weight {
 		w.g = inBucket.View(p.Unread)
 	case p.BucketGrads != nil:
 		w.g = inBucket.View(p.BucketGrads[bucket])
-	case !p.Grads.IsZero():
-		w.g = param.View(p.Grads)
 	}
 	return w
 }

@@ -90,7 +90,7 @@ type nopOps struct{}
 
 func (nopOps) Linear(_, _, _, _ View)                               {}
 func (nopOps) LinearDX(_, _, _ View, _ bool)                        {}
-func (nopOps) LinearDW(_, _, _ View)                                {}
+func (nopOps) LinearDW(_, _, _ View, _ bool)                        {}
 func (nopOps) SumRows(_, _ View)                                    {}
 func (nopOps) RMSNorm(_, _, _, _ View, _ float64)                   {}
 func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)          {}

@@ -95,9 +95,12 @@ func (refOps) LinearDX(dx, dy, w View, accumulate bool) {
 	put(dx, DX)
 }
 
-func (refOps) LinearDW(dw, dy, x View) {
+func (refOps) LinearDW(dw, dy, x View, accumulate bool) {
 	n, in, out := x.Rows(), x.Cols(), dw.Rows()
-	DY, X, DW := get(dy), get(x), get(dw)
+	DY, X, DW := get(dy), get(x), make([]float64, dw.Size())
+	if accumulate {
+		DW = get(dw)
+	}
 	for t := range n {
 		for o := range out {
 			for i := range in {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"sync"
 
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
@@ -194,17 +195,27 @@ func fillRope[T tensor.Float](r *Rope, cos, sin []T, positions, lengths []int) {
 	fillTable(func(int) []float32 { return r.Local }, 1, cos[n:], sin[n:], positions)
 }
 
-// fillTable writes a table, given the frequencies of each token.
+// A goroutine fills the rows of ropeChunk tokens.
+const ropeChunk = 1 << 10
+
+// fillTable writes a table on all cores, given the frequencies of each token.
 func fillTable[T tensor.Float](freqs func(t int) []float32, factor float64, cos, sin []T, positions []int) {
-	for t, p := range positions {
-		n := len(freqs(t))
-		for i, f := range freqs(t) {
-			angle := float64(float32(p) * f)
-			if p > exactPositions {
-				angle = float64(p) * float64(f)
+	var filling sync.WaitGroup
+	for lo := 0; lo < len(positions); lo += ropeChunk {
+		filling.Go(func() {
+			for t, p := range positions[lo:min(lo+ropeChunk, len(positions))] {
+				list := freqs(lo + t)
+				at := (lo + t) * len(list)
+				for i, f := range list {
+					angle := float64(float32(p) * f)
+					if p > exactPositions {
+						angle = float64(p) * float64(f)
+					}
+					s, c := math.Sincos(angle)
+					cos[at+i], sin[at+i] = T(c*factor), T(s*factor)
+				}
 			}
-			s, c := math.Sincos(angle)
-			cos[t*n+i], sin[t*n+i] = T(c*factor), T(s*factor)
-		}
+		})
 	}
+	filling.Wait()
 }

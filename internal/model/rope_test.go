@@ -121,3 +121,28 @@ func TestYarnFactorFromLengths(t *testing.T) {
 		t.Errorf("got %+v, want %+v", found, given)
 	}
 }
+
+// The goroutines that fill a table together set each row by its own position and length.
+func TestRopeOfManyTokens(t *testing.T) {
+	const n = 2*ropeChunk + 3
+	cfg := &hf.Config{HeadDim: 4, RopeTheta: 100, RopeScaling: &hf.RopeScaling{Type: "longrope", Factor: 1,
+		OriginalMax: 4, ShortFactor: []float64{2, 2}, LongFactor: []float64{8, 8}}}
+	rope := NewRope(cfg)
+	positions, lengths := make([]int, n), make([]int, n)
+	for i := range n {
+		positions[i], lengths[i] = 7*i%n, 3+i%3
+	}
+	all, one := [2]View{}, [2]View{}
+	for i := range all {
+		all[i], one[i] = tensor.New(tensor.F64, 1, n, 1, 2), tensor.New(tensor.F64, 1, 1, 1, 2)
+	}
+	rope.Fill(all[0], all[1], positions, lengths)
+	for i := range n {
+		rope.Fill(one[0], one[1], positions[i:i+1], lengths[i:i+1])
+		for k := range all {
+			if got := get(all[k])[2*i : 2*i+2]; !slices.Equal(got, get(one[k])) {
+				t.Fatalf("token %d: %v, want %v", i, got, get(one[k]))
+			}
+		}
+	}
+}

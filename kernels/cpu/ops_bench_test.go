@@ -43,7 +43,7 @@ func benchmarkLinear(b *testing.B, dtype tensor.DType) {
 		}
 		run("forward", func() { c.Linear(y, x, w, tensor.View{}); settle(b, c) })
 		run("dx", func() { c.LinearDX(x, y, w, false); settle(b, c) })
-		run("dw", func() { c.LinearDW(dw, y, x); settle(b, c) })
+		run("dw", func() { c.LinearDW(dw, y, x, true); settle(b, c) })
 	}
 }
 

@@ -159,8 +159,8 @@ func TestHalfProducts(t *testing.T) {
 			dw := normal(x.rng, 1, n, 1, k)
 			dw32 := tensor.New(tensor.F32, 1, n, 1, k)
 			x.Copy(dw32, dw)
-			x.LinearDW(dw, out, in)
-			x.LinearDW(dw32, out32, in32)
+			x.LinearDW(dw, out, in, true)
+			x.LinearDW(dw32, out32, in32, true)
 			x.equal("dw", dw, dw32)
 			x.Linear(out, in, w, tensor.View{})
 			x.Linear(out32, in32, w32, tensor.View{})
@@ -221,7 +221,7 @@ func TestHalfFaults(t *testing.T) {
 	for name, call := range map[string]func(){
 		"linear":           func() { c.Linear(b(2, 5), b(2, 3), f(5, 3), tensor.View{}) },
 		"linear dx":        func() { c.LinearDX(b(2, 3), h(2, 5), b(5, 3), true) },
-		"linear dw":        func() { c.LinearDW(h(5, 3), b(2, 5), b(2, 3)) },
+		"linear dw":        func() { c.LinearDW(h(5, 3), b(2, 5), b(2, 3), true) },
 		"rmsnorm":          func() { c.RMSNorm(b(2, 4), f(2, 1), b(2, 4), b(4), 1) },
 		"add rmsnorm":      func() { c.AddRMSNorm(b(2, 4), f(2, 1), f(2, 4), b(2, 4), b(2, 4), f(4), 1) },
 		"rmsnorm backward": func() { c.RMSNormBackward(b(2, 4), f(4), f(2, 4), b(2, 4), f(2, 1), f(4), false) },

@@ -362,19 +362,19 @@ func linearDX[T tensor.Float](c *Kernels, dx, dy, w tensor.View, accumulate bool
 	c.queue("linear dx", func() { p.run(c) })
 }
 
-// LinearDW adds dy [rows, out] transposed times x [rows, in] to dw [out, in]. dw has the type of the activations, or
-// float32 if they have 16 bits.
-func (c *Kernels) LinearDW(dw, dy, x tensor.View) {
+// LinearDW sets dw [out, in] to dy [rows, out] transposed times x [rows, in], or adds it. dw has the type of the
+// activations, or float32 if they have 16 bits.
+func (c *Kernels) LinearDW(dw, dy, x tensor.View, accumulate bool) {
 	denseActivations("linear dw", dy, x)
 	shape.Must((dw.DType() == x.DType() || isHalf(x.DType()) && dw.DType() == tensor.F32) &&
 		dw.IsDense(), "linear dw", dw, dy, x)
 	shape.Must(dy.Rows() == x.Rows() && dw.Cols() == x.Cols() && dw.Rows() == dy.Cols(), "linear dw", dw, dy, x)
-	forType(dw, linearDW[float64], linearDW[float32])(c, dw, dy, x)
+	forType(dw, linearDW[float64], linearDW[float32])(c, dw, dy, x, accumulate)
 }
 
-func linearDW[T tensor.Float](c *Kernels, dw, dy, x tensor.View) {
+func linearDW[T tensor.Float](c *Kernels, dw, dy, x tensor.View, accumulate bool) {
 	p := newProduct(c, dw, factorOf[T](dy, true), factorOf[T](x, false), x.Rows())
-	p.accumulate = true
+	p.accumulate = accumulate
 	c.queue("linear dw", func() { p.run(c) })
 }
 

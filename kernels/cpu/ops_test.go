@@ -78,7 +78,7 @@ func TestShapeFaults(t *testing.T) {
 			[]string{"linear dx", "[1 2 1 5]", "[1 2 1 4]"},
 		},
 		"linear dw": {
-			func() { c.LinearDW(f(1, 5, 1, 4), f(1, 2, 1, 4), f(1, 2, 1, 5)) },
+			func() { c.LinearDW(f(1, 5, 1, 4), f(1, 2, 1, 4), f(1, 2, 1, 5), true) },
 			[]string{"linear dw", "[1 5 1 4]"},
 		},
 		"not dense": {

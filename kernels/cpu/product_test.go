@@ -69,7 +69,7 @@ func checkProducts(t *testing.T, c *Kernels, rng *rand.Rand, rows, out, in int) 
 	oldX, oldW := append([]float32(nil), dxs...), append([]float32(nil), dws...)
 	c.Linear(y, x, w, add)
 	c.LinearDX(dx, dy, w, true)
-	c.LinearDW(dw, dy, x)
+	c.LinearDW(dw, dy, x, true)
 	settle(t, c)
 	near := func(what string, m, n, k int, got, old []float32, term func(i, j, l int) float64) {
 		t.Helper()

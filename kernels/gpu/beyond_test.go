@@ -299,14 +299,14 @@ var farOps = []farCase{
 		r.Linear(y, x, w, add)
 		dx, dw := r.tensor(bf16, rows, 1, 64), r.tensor(f32, 14336, 1, 64)
 		r.LinearDX(dx, y, w, false)
-		r.LinearDW(dw, add, x)
+		r.LinearDW(dw, add, x, true)
 		return farResults{rows: []View{y, dx}, sums: []View{dw.Reshape([4]int{1, 1, 14336, 64})}}
 	}},
 	{"linear dx", 14336, false, ternary, func(r *farRig, rows int) farResults {
 		dx, dy, w := r.tensor(bf16, rows, 1, 14336), r.tensor(bf16, rows, 1, 64), r.tensor(bf16, 64, 1, 14336)
 		r.LinearDX(dx, dy, w, true)
 		dw := r.tensor(f32, 64, 1, 14336)
-		r.LinearDW(dw, dy, dx)
+		r.LinearDW(dw, dy, dx, false)
 		return farResults{rows: []View{dx}, sums: []View{dw}}
 	}},
 	{"simple products", 14336, false, ternary, func(r *farRig, rows int) farResults {
@@ -314,7 +314,7 @@ var farOps = []farCase{
 		check(r.t, r.simple(linearProblem(y, x, w, View{})))
 		dx, dw := r.tensor(bf16, rows, 1, 8), r.tensor(f32, 14336, 1, 8)
 		check(r.t, r.simple(linearDXProblem(dx, y, w, false)))
-		check(r.t, r.simple(linearDWProblem(dw, y, x)))
+		check(r.t, r.simple(linearDWProblem(dw, y, x, true)))
 		return farResults{rows: []View{y, dx}, sums: []View{dw.Reshape([4]int{1, 1, 14336, 8})}}
 	}},
 	{"sinks", 4096, true, nil, func(r *farRig, rows int) farResults {

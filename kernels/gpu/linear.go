@@ -35,9 +35,11 @@ func (c *Ops) LinearDX(dx, dy, w View, accumulate bool) {
 	c.multiply("linear dx", linearDXProblem(dx, dy, w, accumulate))
 }
 
-// LinearDW adds dy [rows, out] transposed times x [rows, in] to dw [out, in]. dw is float32 or has the type of the
-// activations.
-func (c *Ops) LinearDW(dw, dy, x View) { c.multiply("linear dw", linearDWProblem(dw, dy, x)) }
+// LinearDW sets dw [out, in] to dy [rows, out] transposed times x [rows, in], or adds it. dw is float32 or has the type
+// of the activations.
+func (c *Ops) LinearDW(dw, dy, x View, accumulate bool) {
+	c.multiply("linear dw", linearDWProblem(dw, dy, x, accumulate))
+}
 
 func linearProblem(y, x, w, add View) blas.Problem {
 	denseActivations("linear", y, x, w)
@@ -67,7 +69,7 @@ func linearDXProblem(dx, dy, w View, accumulate bool) blas.Problem {
 	return p
 }
 
-func linearDWProblem(dw, dy, x View) blas.Problem {
+func linearDWProblem(dw, dy, x View, accumulate bool) blas.Problem {
 	denseActivations("linear dw", dy, x)
 	shape.Must((dw.DType() == tensor.F32 || dw.DType() == x.DType()) && dw.IsDense(), "linear dw", dw, dy, x)
 	shape.Must(dy.Rows() == x.Rows() && dw.Cols() == x.Cols() && dw.Rows() == dy.Cols(), "linear dw", dw, dy, x)
@@ -75,7 +77,9 @@ func linearDWProblem(dw, dy, x View) blas.Problem {
 		M: dw.Rows(), N: dw.Cols(), K: x.Rows(), TransA: true, In: x.DType(), Out: dw.DType(),
 		A: matrix(dy), B: matrix(x), D: matrix(dw),
 	}
-	p.C = p.D
+	if accumulate {
+		p.C = p.D
+	}
 	return p
 }
 

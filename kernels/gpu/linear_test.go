@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/internal/base/cuda/blas"
 	"github.com/cprun/cprun/tensor"
 )
@@ -93,8 +94,12 @@ func testCUDALinear(r *cudaRig, run func(*cudaRig, blas.Problem), dtype tensor.D
 	r.near("linear dx", dx, dxh)
 
 	dw, dwh := random(tensor.F32, out, in)
-	run(r, linearDWProblem(dw, dy, x))
-	r.cpu.LinearDW(dwh, dyh, xh)
+	run(r, linearDWProblem(dw, dy, x, true))
+	r.cpu.LinearDW(dwh, dyh, xh, true)
+	r.near("linear dw, added", dw, dwh)
+	r.stream.Memset(cuda.Addr(dw), 0xff, 4*int64(out)*int64(in)) // NaN
+	run(r, linearDWProblem(dw, dy, x, false))
+	r.cpu.LinearDW(dwh, dyh, xh, false)
 	r.near("linear dw", dw, dwh)
 }
 
@@ -148,7 +153,8 @@ func BenchmarkCUDALinear(b *testing.B) {
 			}{
 				{"forward", func() { rig.Linear(y, x, w, View{}) }},
 				{"dx", func() { rig.LinearDX(x, y, w, false) }},
-				{"dw", func() { rig.LinearDW(dw, y, x) }},
+				{"dw", func() { rig.LinearDW(dw, y, x, false) }},
+				{"dw added", func() { rig.LinearDW(dw, y, x, true) }},
 			} {
 				name := fmt.Sprintf("%s/%s/tuned=%t", s.name, p.name, tune)
 				b.Run(name, func(b *testing.B) {

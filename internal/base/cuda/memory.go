@@ -140,6 +140,16 @@ func (d *Device) take(bytes int64) (alloc, error) {
 	return a, nil
 }
 
+// Allocated returns the bytes that this process has allocated from the driver on the device.
+func (d *Device) Allocated() (bytes int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, a := range d.allocs {
+		bytes += a.bytes
+	}
+	return bytes
+}
+
 func (d *Device) freeAll() error {
 	d.reasonMu.Lock()
 	d.reasons = nil // these functions read pinned memory
@@ -179,7 +189,11 @@ func (d *Device) AllocHost(bytes int64) (*Pinned, error) {
 	_ = unix.Madvise(data, unix.MADV_HUGEPAGE) // only for speed
 	var touching sync.WaitGroup
 	for part := range slices.Chunk(data, max(1<<21, n/runtime.GOMAXPROCS(0))) {
-		touching.Go(func() { clear(part) })
+		touching.Go(func() {
+			for i := 0; i < len(part); i += int(page) {
+				part[i] = 0 // the system has zeroed it
+			}
+		})
 	}
 	touching.Wait()
 	p := &Pinned{dev: d, data: data}

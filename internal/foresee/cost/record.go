@@ -60,7 +60,7 @@ func (r Recorder) Linear(y, x, _, _ View) { r.product("linear", x, x.Cols(), y.C
 func (r Recorder) LinearDX(dx, dy, _ View, _ bool) { r.product("linear dx", dy, dx.Cols(), dy.Cols()) }
 
 // LinearDW records the gradient of a product's weight.
-func (r Recorder) LinearDW(_, dy, x View) { r.product("linear dw", dy, x.Cols(), dy.Cols()) }
+func (r Recorder) LinearDW(_, dy, x View, _ bool) { r.product("linear dw", dy, x.Cols(), dy.Cols()) }
 
 // SumRows records the gradient of a bias.
 func (r Recorder) SumRows(_, x View) { r.pass("sum of rows", x.DType(), sizeOf(x)) }

@@ -35,9 +35,25 @@ type work struct {
 	keys    int // rows of keys of one call, at least queries
 }
 
-// demandOf runs the attention of ranks over a planner.Recorder, several at a time, for each window of the model. It
-// shows the hops of the widest to see, if it is not nil.
+// demandOf runs the attention of ranks over a planner.Recorder. It shows the hops of the widest window to see, if it is
+// not nil. Packed samples have one document or several, whose rows travel in another way with parallel.gather: auto.
 func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, hops []Hop)) (*demand, error) {
+	d, samples := &demand{works: map[heads]work{}, kept: map[kept]model.Memory{}}, [][]int{nil}
+	if n := cfg.Data.SeqLen; cfg.Data.PackDocuments && n > 1 {
+		samples = append(samples, []int{n - 1, 1}) // some rank needs almost all rows
+	}
+	for _, docs := range samples {
+		if err := d.cover(cfg, machine, docs, see); err != nil {
+			return nil, err
+		}
+		see = nil
+	}
+	return d, nil
+}
+
+// cover raises d to the demands of a sample of these documents; nil: one. It runs several ranks at a time, for each
+// window of the model.
+func (d *demand) cover(cfg *config.Config, machine machine.Machine, docs []int, see func(rank int, hops []Hop)) error {
 	shown := 0
 	if see != nil {
 		shown = maxRankHops
@@ -45,14 +61,14 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 	list := looked(cfg.Parallel.Context, shown)
 	ranks := make([]demand, len(list))
 	for _, layers := range backend.Requests(cfg) {
-		shape, err := shapeOf(cfg, nil, layers.WindowLeft)
+		shape, err := shapeOf(cfg, docs, layers.WindowLeft)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		many := len(list) > sampledRanks
 		schedules, err := ring.NewIndexedPlanner(cfg.Parallel.Algorithm, specOf(cfg, shape), nil, many)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		var g errgroup.Group
 		g.SetLimit(runtime.GOMAXPROCS(0))
@@ -67,11 +83,10 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 			})
 		}
 		if err := g.Wait(); err != nil {
-			return nil, err
+			return err
 		}
 		see = nil
 	}
-	d := &demand{works: map[heads]work{}, kept: map[kept]model.Memory{}}
 	for i := range ranks {
 		r := &ranks[i]
 		d.tokens, d.buffers = max(d.tokens, r.tokens), max(d.buffers, r.buffers)
@@ -80,7 +95,7 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 			d.works[h] = d.works[h].and(w)
 		}
 	}
-	return d, nil
+	return nil
 }
 
 // manyRanks limits the ranks of a context group that demandOf runs one by one.

@@ -72,22 +72,30 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 	}
 	batch := float64(cfg.Train.GlobalBatchSize)
 	e := Estimate{
-		Parameters:    model.Parameters(&cfg.Model.Config),
-		Trained:       model.Count(model.Layout(&cfg.Model.Config)),
-		TokensPerStep: cfg.Data.SeqLen * cfg.Train.GlobalBatchSize,
-		FLOPsPerStep:  model.FLOPs(&cfg.Model.Config, docs) * batch,
+		Parameters:   model.Parameters(&cfg.Model.Config),
+		Trained:      model.Count(model.Layout(&cfg.Model.Config)),
+		FLOPsPerStep: model.FLOPs(&cfg.Model.Config, docs) * batch,
 	}
+	tokens, pairs := 1.0, 1.0 // of the mean sample, over those of docs
+	if d := o.Data; d != nil && d.SamplePairs > 0 {
+		tokens = float64(d.SampleTokens) / float64(d.Samples) / float64(cfg.Data.SeqLen)
+		pairs = d.SamplePairs / model.VisiblePairs(docs, -1)
+	}
+	e.TokensPerStep = int(tokens * batch * float64(cfg.Data.SeqLen))
 	attention := 0.0
 	for l := range cfg.Model.NumHiddenLayers {
 		pairs := model.VisiblePairs(docs, cfg.Model.Window(l))
 		attention += 12 * float64(cfg.Model.NumAttentionHeads*cfg.Model.HeadDim) * pairs * batch
 	}
-	e.AttentionShare = attention / e.FLOPsPerStep
+	e.FLOPsPerStep = tokens*(e.FLOPsPerStep-attention) + pairs*attention
+	e.AttentionShare = pairs * attention / e.FLOPsPerStep
 	if o.Costs.Table != nil {
 		parts, err := stepOf(cfg, ranks, o, p.Attention.Backend, &p.Memory)
 		if err != nil {
 			return err
 		}
+		parts.Products, parts.Passes = tokens*parts.Products, tokens*parts.Passes
+		parts.Attention, parts.Transfers = pairs*parts.Attention, pairs*parts.Transfers
 		t := o.Costs.Table
 		e.Parts, e.SecondsPerStep = parts, parts.total()
 		e.TokensPerSecond = float64(e.TokensPerStep) / e.SecondsPerStep
@@ -237,11 +245,14 @@ func (s *step) state() {
 			gather += s.costs.Reduce("all_gather", s.ranks/s.memory.Copies, int64(dtype.Size())*b.Size())
 		}
 		part := b.Size() / own
-		for _, w := range []cost.Work{
+		work := []cost.Work{
 			{Op: "adamw", DType: tensor.F32, Bytes: part * (28 + copied)},
 			{Op: "gradient norm", DType: tensor.F32, Bytes: 4 * part},
-			{Op: "zero", DType: tensor.F32, Bytes: 4 * b.Size()},
-		} {
+		}
+		for _, r := range flat.Rest(i) {
+			work = append(work, cost.Work{Op: "zero", DType: tensor.F32, Bytes: 4 * int64(times) * r.Size()})
+		}
+		for _, w := range work {
 			s.Optimizer += s.costs.Work(w)
 			s.calls++
 		}

@@ -121,6 +121,36 @@ func TestEstimateHangsTogether(t *testing.T) {
 	}
 }
 
+// Counted samples that are not full make a step of the mean sample: products by its tokens, attention by its pairs.
+func TestEstimateOfTheMeanSample(t *testing.T) {
+	const n = 32 << 10
+	full, cfg, o := on(t, "gpu=h200,gpus=2", 2, "data.seq_len=32K", "data.pack_documents=true")
+	o.Data = &Data{Samples: 10, SampleTokens: 10 * n / 4, SamplePairs: float64(n) * (n + 1) / 2 / 16}
+	mean, err := Make(cfg, 2, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	was, is := full.Estimate, mean.Estimate
+	for _, c := range []struct {
+		name      string
+		got, want float64
+	}{
+		{"tokens", float64(is.TokensPerStep), n / 4},
+		{"attention's FLOPs", is.AttentionShare * is.FLOPsPerStep, was.AttentionShare * was.FLOPsPerStep / 16},
+		{"other FLOPs", (1 - is.AttentionShare) * is.FLOPsPerStep, (1 - was.AttentionShare) * was.FLOPsPerStep / 4},
+		{"products", is.Parts.Products, was.Parts.Products / 4},
+		{"passes", is.Parts.Passes, was.Parts.Passes / 4},
+		{"attention", is.Parts.Attention, was.Parts.Attention / 16},
+		{"transfers", is.Parts.Transfers, was.Parts.Transfers / 16},
+		{"optimizer", is.Parts.Optimizer, was.Parts.Optimizer},
+		{"tokens a second", is.TokensPerSecond, n / 4 / is.Parts.total()},
+	} {
+		if math.Abs(c.got-c.want) > 1e-9*c.want {
+			t.Errorf("%s: %v, want %v", c.name, c.got, c.want)
+		}
+	}
+}
+
 // A rank's time is proportional to its share: twice the batch takes twice the passes, and a table of twice the speed
 // half the time.
 func TestEstimateScales(t *testing.T) {
@@ -140,6 +170,14 @@ func TestEstimateScales(t *testing.T) {
 	if math.Abs(two.Products/one.Products-2) > 1e-9 || math.Abs(two.Attention/one.Attention-2) > 1e-9 ||
 		two.Optimizer != one.Optimizer {
 		t.Errorf("a batch of two: %+v, of one %+v", two, one)
+	}
+	// A pass of staged gradients zeroes those that no product sets: here nine norms and a gap.
+	staged := func(samples int) float64 {
+		return seconds(Costs{Table: round(), Cores: 2}, "memory.shard=gradients",
+			fmt.Sprintf("train={global_batch_size: %d, micro_batch_size: 1}", samples)).Optimizer
+	}
+	if got, want := (staged(5)-staged(1))/4, 4*(9*192+64)/1e9; math.Abs(got/want-1) > 1e-9 {
+		t.Errorf("a pass zeroes gradients in %v s, want %v", got, want)
 	}
 	// A pass of 2^30 samples is not recorded one operation at a time.
 	const many = 1 << 30

@@ -39,6 +39,7 @@ type Data struct {
 	Targets          int64    `json:"targets"`       // of an epoch
 	Samples          int64    `json:"samples"`       // of an epoch
 	SampleTokens     int64    `json:"sample_tokens"` // of an epoch
+	SamplePairs      float64  `json:"sample_pairs,omitempty"`
 	DroppedDocuments int64    `json:"dropped_documents"`
 	StepsPerEpoch    int64    `json:"steps_per_epoch"`
 	Ignored          []string `json:"ignored_keys,omitempty"` // of records; they change nothing

@@ -381,7 +381,11 @@ func measured(t *bench.Training, run string) error {
 		return fmt.Errorf("plan of the run: %w", err)
 	}
 	t.Seq, t.Planned, t.Parameters = p.Partition.SeqLen, p.Memory.Total, p.Estimate.Parameters
-	t.Batch, t.Predicted = p.Estimate.TokensPerStep/max(t.Seq, 1), p.Estimate.SecondsPerStep
+	t.Predicted = p.Estimate.SecondsPerStep
+	if of, ok := p.Config["train"].(map[string]any); ok {
+		n, _ := of["global_batch_size"].(float64)
+		t.Batch = int(n)
+	}
 	steps, err := bench.ReadMetrics(filepath.Join(run, "metrics.jsonl"))
 	if err != nil {
 		return err

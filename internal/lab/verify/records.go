@@ -3,10 +3,8 @@ package verify
 import (
 	"bufio"
 	"compress/gzip"
-	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -94,6 +92,8 @@ type reader struct {
 	at      int64   // tokens of the source so far
 	cut     bool    // the next token follows an EOS token that ends a document
 	whole   *finder // in place of windows; nil: documents are cut
+
+	talk *talk // the present one
 }
 
 // source reads files, in which the samples count from first. It returns the number of tokens.
@@ -127,15 +127,10 @@ func (r *reader) file(path string) error {
 	case ".bin":
 		return r.tokens(path)
 	case ".jsonl", ".parquet", ".arrow":
-		before, read := r.at, r.lines
 		if filepath.Ext(name) != ".jsonl" {
-			read = func(path string) error { return r.each(data.Rows(path)) }
+			return r.each(data.Rows(path))
 		}
-		err := read(path)
-		if errors.Is(err, errRendered) && r.at == before {
-			return r.rendered(path)
-		}
-		return err
+		return r.lines(path)
 	}
 	text, err := unpacked(path, io.ReadAll)
 	if err != nil || len(text) == 0 {
@@ -230,20 +225,6 @@ func unpacked[T any](path string, read func(io.Reader) (T, error)) (t T, err err
 	return read(f)
 }
 
-// rendered adds messages. Package data renders them, and finds their targets.
-func (r *reader) rendered(path string) error {
-	d := &r.cfg.Data
-	e := data.Encoding{Tokenizer: r.tok, EOS: d.EOSTokenID, Vocab: r.cfg.Model.VocabSize,
-		Chat: data.NewChat(d.Tokenizer, d.ChatTemplate, d.TrainOn == "all")}
-	if d.Format != "auto" {
-		e.Format = d.Format
-	}
-	return e.Each(context.Background(), []string{path}, func(_ int, doc data.Document) error {
-		r.add(doc.IDs, doc.Labels, func(i int) bool { return i == 0 })
-		return nil
-	})
-}
-
 func (r *reader) lines(path string) error {
 	_, err := unpacked(path, func(in io.Reader) (struct{}, error) {
 		b := bufio.NewReader(in)
@@ -291,31 +272,35 @@ type tokenRecord struct {
 	Answer json.RawMessage `json:"completion"`
 }
 
-// errRendered reports a conversation, whose tokens come from a template.
-var errRendered = errors.New("other records before messages are not counted a second time")
-
 // completion adds a prompt and completion of text.
-func (r *reader) completion(prompt, answer string) error {
+func (r *reader) completion(prompt, completion string) error {
 	before, err := r.tok.Encode(prompt)
 	if err != nil {
 		return err
 	}
-	ids, err := r.tok.Encode(prompt + answer)
+	ids, err := r.tok.Encode(prompt + completion)
 	if err != nil {
 		return err
 	}
 	eos := int32(r.cfg.Data.EOSTokenID)
-	if eos >= 0 && (answer == "" || len(ids) == 0 || ids[len(ids)-1] != eos) {
+	if eos >= 0 && (completion == "" || len(ids) == 0 || ids[len(ids)-1] != eos) {
 		ids = append(ids, eos)
 	}
-	labels, same := slices.Clone(ids), r.cfg.Data.TrainOn != "all"
-	for i := range min(len(ids), len(before)) {
-		if same = same && ids[i] == before[i]; same {
-			labels[i] = ignored
-		}
+	labels := answer(ids, before)
+	if r.cfg.Data.TrainOn == "all" {
+		labels = ids
 	}
 	r.add(ids, labels, func(i int) bool { return i == 0 })
 	return nil
+}
+
+// answer returns labels that begin where ids differ from those of a prompt.
+func answer(ids, prompt []int32) []int32 {
+	labels := slices.Clone(ids)
+	for i := 0; i < min(len(ids), len(prompt)) && ids[i] == prompt[i]; i++ {
+		labels[i] = ignored
+	}
+	return labels
 }
 
 // record adds a record of text or of ids.
@@ -333,7 +318,7 @@ func (r *reader) record(line []byte) error {
 			json.Unmarshal(t.Answer, &answer) == nil {
 			return r.completion(prompt, answer)
 		}
-		return errRendered
+		return r.messages(line)
 	}
 	n := len(t.IDs)
 	if zero := slices.Index(t.Attention, 0); zero >= 0 { // padding

@@ -94,14 +94,7 @@ func (f *finder) end() {
 			rows[i].Target = rows[i+1].Target
 		}
 	}
-	if len(rows) == 0 || len(rows) > f.most {
-		return
-	}
-	fits := func(p *place) bool {
-		n := len(p.loaded)
-		return p.rows == nil && n <= len(rows) && text(p.loaded) == text(rows[:n])
-	}
-	list := slices.DeleteFunc(slices.Concat(f.places[text(rows)], f.cut), func(p *place) bool { return !fits(p) })
+	list := f.fitting(rows)
 	if len(list) == 0 {
 		return
 	}
@@ -110,4 +103,12 @@ func (f *finder) end() {
 	})
 	p := list[max(0, same)]
 	p.rows = rows[:len(p.loaded)]
+}
+
+// fitting returns the places without a record that have these tokens.
+func (f *finder) fitting(rows []Row) []*place {
+	return slices.DeleteFunc(slices.Concat(f.places[text(rows)], f.cut), func(p *place) bool {
+		n := len(p.loaded)
+		return p.rows != nil || n > len(rows) || len(rows) > f.most || text(p.loaded) != text(rows[:n])
+	})
 }

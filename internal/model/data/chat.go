@@ -166,6 +166,16 @@ func parseConversation(keys map[string]json.RawMessage, format string) (c *conve
 	return c, nil
 }
 
+// Messages returns the variables and messages of a record, and the number of messages before its completion; -1: it has
+// none. format is "" for any.
+func Messages(line []byte, format string) (vars chat.Vars, messages []chat.Value, prompt int, err error) {
+	r, err := parseRecord(line, format, 0, nil)
+	if err != nil || r.chat == nil {
+		return nil, nil, -1, err
+	}
+	return r.chat.vars, r.chat.messages, r.chat.split, nil
+}
+
 // parts reads prompt and completion, both as text or both as messages.
 func (c *conversation) parts(keys map[string]json.RawMessage) error {
 	a, b := json.Unmarshal(keys[keyPrompt], &c.prompt), json.Unmarshal(keys[keyCompletion], &c.completion)
@@ -361,8 +371,13 @@ func (e *chatEncoder) turnEnd(m *chat.Dict, turn string) int {
 	at := 0
 	content, ok := m.Data["content"].(string)
 	if ok && !m.Has("tool_calls") {
-		text := strings.TrimSpace(content)
-		if k := strings.LastIndex(turn, text); k >= 0 {
+		text, plain := strings.TrimSpace(content), turn
+		for _, special := range e.ends { // "end" is also in <|im_end|>
+			if strings.Contains(special, text) {
+				plain = strings.ReplaceAll(plain, special, strings.Repeat("\x00", len(special)))
+			}
+		}
+		if k := strings.LastIndex(plain, text); k >= 0 {
 			at = k + len(text)
 		}
 	}

@@ -120,20 +120,22 @@ func TestATemplateWithoutAnEndOfTurnWarns(t *testing.T) {
 
 // The first special token after the content ends a turn; without the content, the last one with only space after it.
 func TestEndsOfTurns(t *testing.T) {
-	const long = `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"bcdefghijklmnop"}]}`
-	for turn, want := range map[string]string{
-		"{{ m.content }}<|im_end|>\n<s>":          "bcdefghijklmnop<|im_end|>",
-		"{{ m.content[:3] }}<s><|im_end|> \n":     "bcd<s><|im_end|>",
-		"<|im_start|>{{ m.content }}x<|im_end|>y": "<|im_start|>bcdefghijklmnopx<|im_end|>",
-		"{{ m.content }} the end":                 "bcdefghijklmnop the end",
-		"<s>{{ m.content[:3] }}.":                 "<s>bcd.",
+	const long = "bcdefghijklmnop"
+	for _, c := range [][3]string{
+		{long, "{{ m.content }}<|im_end|>\n<s>", long + "<|im_end|>"},
+		{" end", "{{ m.content }}<|im_end|>\n<s>", " end<|im_end|>"}, // the content is also in the token
+		{long, "{{ m.content[:3] }}<s><|im_end|> \n", "bcd<s><|im_end|>"},
+		{long, "<|im_start|>{{ m.content }}x<|im_end|>y", "<|im_start|>" + long + "x<|im_end|>"},
+		{long, "{{ m.content }} the end", long + " the end"},
+		{long, "<s>{{ m.content[:3] }}.", "<s>bcd."},
 	} {
-		dir := put(t, map[string]string{"a.jsonl": long, "t.jinja": "{% for m in messages %}{{ '[' }}" +
-			"{%- if m.role == 'assistant' %}" + turn + "{% else %}{{ m.content }}]{% endif %}{% endfor %}" +
+		record := `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"` + c[0] + `"}]}`
+		dir := put(t, map[string]string{"a.jsonl": record, "t.jinja": "{% for m in messages %}{{ '[' }}" +
+			"{%- if m.role == 'assistant' %}" + c[1] + "{% else %}{{ m.content }}]{% endif %}{% endfor %}" +
 			"{% if add_generation_prompt %}{{ '[' }}{% endif %}"})
 		docs, _, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), false)
 		if err != nil {
-			t.Fatal(turn, err)
+			t.Fatal(c, err)
 		}
 		var got []int32
 		for _, label := range docs[0].Labels {
@@ -141,9 +143,9 @@ func TestEndsOfTurns(t *testing.T) {
 				got = append(got, label)
 			}
 		}
-		wanted, err := NewTokenizer(chatDir+"tokenizer.json", 0).Encode(want)
+		wanted, err := NewTokenizer(chatDir+"tokenizer.json", 0).Encode(c[2])
 		if err != nil || !slices.Equal(got, wanted[1:]) { // Encode adds <s>
-			t.Errorf("%s: %v, %v, want %v", turn, got, err, wanted[1:])
+			t.Errorf("%q: %v, %v, want %v", c, got, err, wanted[1:])
 		}
 	}
 }

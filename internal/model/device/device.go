@@ -43,7 +43,7 @@ type Device struct {
 	// RunAhead is the number of steps that may be queued beyond the awaited one. With 0 the device is idle while the
 	// host logs a step and reads the next data.
 	RunAhead int
-	// Machine is the GPU for plans; zero for the host.
+	// Machine is the GPU for plans; for a CPU only its hosts are set.
 	Machine machine.Machine
 	// PeakTFLOPs is the peak for MFU; 0: unknown.
 	PeakTFLOPs float64
@@ -54,6 +54,8 @@ type Device struct {
 	NewOptim func(s tensor.Stream) optim.Device
 	// NewClock creates a clock with that many points of Stream.
 	NewClock func(points int) (Clock, error)
+	// Usage describes the used memory of a GPU by its origin; nil on a CPU.
+	Usage func() string
 
 	close func() error
 }

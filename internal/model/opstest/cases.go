@@ -37,8 +37,13 @@ func testLinear(r *rig) {
 		r.ops.LinearDX(dx, dy, w, true)
 		r.close("dx added", dx, plus(before, wantDX))
 		dw, before := r.random(r.par, 1, s.out, 1, in)
-		r.ops.LinearDW(dw, dy, x)
-		r.close("dw", dw, plus(before, wantDW))
+		r.ops.LinearDW(dw, dy, x, true)
+		r.close("dw added", dw, plus(before, wantDW))
+		r.ops.Zero(dw)
+		r.ops.LinearDW(dw, dy, x, true)
+		over := r.garbage(r.par, 1, s.out, 1, in)
+		r.ops.LinearDW(over, dy, x, false)
+		r.equal("dw in place of NaN", over, r.read(dw))
 	})
 }
 

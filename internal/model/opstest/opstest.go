@@ -237,7 +237,7 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 	r.ops.GLU(dy, gate, up, kernels.SiLU)
 	r.ops.GLUBackward(gate, up, dy, gate, up, kernels.SiLU)
 	r.ops.LinearDX(dx, up, w, true)
-	r.ops.LinearDW(dw, up, x)
+	r.ops.LinearDW(dw, up, x, true)
 	r.ops.SumRows(dnorm, x)
 	r.ops.RMSNormBackward(y, dnorm, dx, x, inv, norm, true)
 	r.ops.EmbedBackward(dtable, dx, at)

@@ -14,6 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
@@ -257,30 +258,31 @@ func (r *Rank) attentionRun(s AttentionSpec) (*attentionRun, error) {
 	return t, err
 }
 
-// Workspace returns the backend's workspace in bytes, on the rank with most. If matrix is set, a deterministic cuDNN
-// keeps the matrix of all pairs of a call.
-func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
+// Workspace returns the backend's workspace in bytes, on the rank with most.
+func (s *AttentionSpec) Workspace(ranks int, m machine.Machine) int64 {
 	most := int64(0)
 	if s.Backend != backends.Fused.String() {
 		return most
 	}
 	for _, w := range s.rows() {
 		for i := range min(w.UlyssesDegree(ranks), s.Heads) { // the ranks of a group may differ in heads
-			most = max(most, gpu.FusedWorkspace(s.fused(w, ranks, i, matrix)))
+			most = max(most, gpu.FusedWorkspace(s.fused(w, ranks, i, m)))
 		}
 	}
 	return most
 }
 
 // fused returns the shape of the cuDNN call of member i of a group that exchanges heads.
-func (s *AttentionSpec) fused(w AttentionCase, ranks, i int, matrix bool) gpu.FusedShape {
+func (s *AttentionSpec) fused(w AttentionCase, ranks, i int, m machine.Machine) gpu.FusedShape {
 	group, seq := w.UlyssesDegree(ranks), w.Seq
 	outer := ranks / group
 	mine := partition.Heads(s.Heads, group, i)
 	shape := gpu.FusedShape{
 		Batch: 1, SeqQ: (seq + outer - 1) / outer, Heads: mine.Len(),
 		KVHeads: len(partition.KeyHeads(mine, s.Heads, s.KVHeads)),
-		Dim:     s.HeadDim, DimV: s.HeadDim, Calls: outer, Training: true, Deterministic: s.Deterministic && matrix,
+		Dim:     s.HeadDim, DimV: s.HeadDim, Calls: outer, Training: true,
+		Packed:        s.Documents != "" && backends.Packs(m.Arch, m.CUDNN),
+		Deterministic: s.Deterministic && backends.KeepsMatrix(m.Arch, m.CUDNN),
 	}
 	if shape.SeqK = shape.SeqQ; w.Algorithm == "allgather" {
 		shape.SeqK = seq

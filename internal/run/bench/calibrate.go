@@ -376,7 +376,7 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 					// list[0] is in the cache, as is the output of the previous operation in a step.
 					{"linear", func(o *operands) { ops.Linear(o.y, list[0].x, o.w, View{}) }},
 					{"linear dx", func(o *operands) { ops.LinearDX(o.x, list[0].y, o.w, false) }},
-					{"linear dw", func(o *operands) { ops.LinearDW(o.dw, list[0].y, o.x) }},
+					{"linear dw", func(o *operands) { ops.LinearDW(o.dw, list[0].y, o.x, false) }},
 				} {
 					seconds := 0.0
 					if err == nil {
@@ -430,7 +430,6 @@ func (c *calibration) operandsOf(
 	}
 	for range c.turns(c.productBytes(n, in, out)) {
 		o := operands{of(1, n, 1, in), of(1, n, 1, out), of(1, out, 1, in), arena.Alloc(tensor.F32, 1, out, 1, in)}
-		c.Device.Ops.Zero(o.dw)
 		list = append(list, o)
 	}
 	return list, err

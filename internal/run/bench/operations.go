@@ -192,7 +192,7 @@ func (b *opsRun) linears() []func() operation {
 			dw, dy, x := b.f32(1, s.Intermediate, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate),
 				b.act(s.Tokens, 1, s.Hidden)
 			return operation{"linear gate dw", dims(s.Intermediate, s.Tokens, s.Hidden),
-				func() { b.ops.LinearDW(dw, dy, x) }}
+				func() { b.ops.LinearDW(dw, dy, x, false) }}
 		},
 	}
 }

@@ -60,6 +60,7 @@ func (s *Initial) Close() error {
 }
 
 // Read sets dst to the elements of a parameter from offset. Of random ones it generates whole blocks, even for a part.
+// Several goroutines may call it.
 func (s *Initial) Read(p model.Param, offset int64, dst []float32) error {
 	from := s.base
 	if _, _, adapts := hf.Adapted(p.Name); adapts {
@@ -68,24 +69,20 @@ func (s *Initial) Read(p model.Param, offset int64, dst []float32) error {
 	if from != nil {
 		return from.Read(p.Tensor, dst, offset)
 	}
-	end := offset + int64(len(dst))
-	var g errgroup.Group
-	g.SetLimit(runtime.GOMAXPROCS(0))
-	for lo := offset / model.InitBlock * model.InitBlock; lo < end; lo += model.InitBlock {
-		g.Go(func() error {
-			hi := min(lo+model.InitBlock, int64(p.Size()))
-			if lo >= offset && hi <= end {
-				p.Init(dst[lo-offset:hi-offset], lo, s.cfg.Train.Seed)
-				return nil
-			}
+	for len(dst) > 0 {
+		lo := offset / model.InitBlock * model.InitBlock
+		hi := min(lo+model.InitBlock, int64(p.Size()))
+		n := min(hi-offset, int64(len(dst)))
+		if n == hi-lo {
+			p.Init(dst[:n], lo, s.cfg.Train.Seed)
+		} else {
 			block := make([]float32, hi-lo)
 			p.Init(block, lo, s.cfg.Train.Seed)
-			first := max(lo, offset)
-			copy(dst[first-offset:], block[first-lo:])
-			return nil
-		})
+			copy(dst, block[offset-lo:])
+		}
+		dst, offset = dst[n:], offset+n
 	}
-	return g.Wait()
+	return nil
 }
 
 // baseState names the record of the frozen weights in the extra state of a checkpoint.
@@ -193,7 +190,7 @@ func addProduct(dst []float32, off int, a, b []float32, l *hf.LoRA) {
 }
 
 // fillBase sets this rank's shard of the frozen weights.
-func (t *Trainer) fillBase(ctx context.Context, from *Initial) error {
+func (t *Trainer) fillBase(ctx context.Context, from source32) error {
 	base := t.share.Base
 	if base == nil {
 		return nil
@@ -201,7 +198,10 @@ func (t *Trainer) fillBase(ctx context.Context, from *Initial) error {
 	return t.stage.indirect(func() error {
 		for b := range base.Flat.Buckets {
 			v, held := base.Place(b)
-			if err := t.fillBucket(ctx, base.Flat.Params, v, held, from.Read); err != nil {
+			if !base.Sharded() {
+				v, held = t.divide(b, v, held)
+			}
+			if err := t.fillBucket(ctx, base.Flat.Params, v, held, from); err != nil {
 				return err
 			}
 		}

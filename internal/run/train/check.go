@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
@@ -19,7 +20,8 @@ type Data struct {
 	Tokens           int64  // in all files
 	Targets          int64  // of all samples
 	Samples          int64
-	SampleTokens     int64 // of all samples
+	SampleTokens     int64   // of all samples
+	SamplePairs      float64 // visible (query, key) pairs of the mean sample; 0: samples are alike
 	DroppedDocuments int64
 	StepsPerEpoch    int64
 	Ignored          []string // keys of records that change nothing
@@ -107,6 +109,9 @@ func FirstDocuments(cfg *config.Config) ([]int, error) {
 // checkedTokens bounds the tokens that are checked before training, about a second's work. Training checks the rest.
 const checkedTokens = 64 << 20
 
+// pairSamples bounds the samples from which Data.SamplePairs is estimated.
+const pairSamples = 1024
+
 // checkData opens and counts files as a run does, and reads them if they are not too large. If most is not 0, one of
 // the first most samples must have a target.
 func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most int64) (*Data, error) {
@@ -129,6 +134,11 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 	found := &Data{Samples: l.Samples(), SampleTokens: l.Tokens(), Targets: l.Targets(),
 		StepsPerEpoch: (l.Epoch() + batch - 1) / batch}
 	var lengths data.Lengths
+	if n := min(found.Samples, pairSamples); !l.Alike() {
+		for i := range n { // from all parts of the data
+			found.SamplePairs += model.VisiblePairs(l.Docs(i*found.Samples/n), -1) / float64(n)
+		}
+	}
 	if found.DroppedDocuments, lengths = l.Dropped(); found.DroppedDocuments > 0 {
 		found.Retention = lengths.Kept(cfg.Data.SeqLen)
 	}

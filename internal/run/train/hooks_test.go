@@ -52,7 +52,7 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 				used, announced = append(used, b), next
 				return nil
 			},
-			Begin: func(b int) error {
+			Begin: func(b int) bool {
 				if ended[b] || slices.Contains(open, b) {
 					t.Errorf("case %d: bucket %d begins twice", n, b)
 				}
@@ -63,7 +63,7 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 					}
 				}
 				open, slot[b] = append(open, b), state.StageOf(flat, b)
-				return nil
+				return false
 			},
 			Done: func(b int) error {
 				i := slices.Index(open, b)

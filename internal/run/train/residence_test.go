@@ -72,7 +72,7 @@ func TestTrainersCheckUses(t *testing.T) {
 	}
 	onRanks(t, 1, cfg, mem.Room(), func(*device.Device) {}, func(tr *Trainer, _ *counted) error {
 		tr.share.slot = func(int) int { return 0 }
-		if err := tr.build(mem.Room()); err == nil || !strings.Contains(err.Error(), "replaced") {
+		if err := tr.build(&Options{Room: mem.Room()}); err == nil || !strings.Contains(err.Error(), "replaced") {
 			t.Errorf("all buckets in one memory: %v", err)
 		}
 		return nil
@@ -203,7 +203,8 @@ func (t *Trainer) delay(kinds string, queued <-chan struct{}) {
 	}
 }
 
-// reuse spoils the memory of every bucket that is neither in use nor next, so that each use gathers again.
+// reuse spoils the memory of every bucket that is neither in use nor next, so that each use gathers again, and that of
+// fresh gradients.
 func (t *Trainer) reuse() {
 	x, shape := t.share, &t.cfg.Model.Config
 	params, hooks := x.Params(), x.hooks()
@@ -225,6 +226,13 @@ func (t *Trainer) reuse() {
 			}
 		}
 		return nil
+	}
+	hooks.Begin = func(bucket int) bool {
+		fresh := x.begin(bucket)
+		if fresh {
+			spoil(t.dev.Stream, x.into(bucket))
+		}
+		return fresh
 	}
 	t.model = model.New(shape, t.dev.Ops, t.att, params, model.Options{
 		Recompute: model.Recompute(t.cfg.Memory.Recompute), LossChunk: t.cfg.Memory.LossChunk, Hooks: hooks})

@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"sort"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
+	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -22,7 +24,7 @@ const (
 )
 
 // loadState sets this rank's shard of the model: the frozen weights, and the state of a checkpoint or new weights.
-func (t *Trainer) loadState(ctx context.Context) error {
+func (t *Trainer) loadState(ctx context.Context, o *Options) error {
 	from, err := NewInitial(t.cfg, t.from != "")
 	if err != nil {
 		return err
@@ -32,7 +34,9 @@ func (t *Trainer) loadState(ctx context.Context) error {
 	if t.mesh.world.Rank() == 0 {
 		identify.Go(func() (err error) { t.base, err = from.identify(ctx); return err })
 	}
-	err = t.fillBase(ctx, from)
+	frozen := o.timed("frozen weights")
+	err = t.fillBase(ctx, from.Read)
+	frozen()
 	if err = cmp.Or(err, identify.Wait()); err != nil {
 		return err
 	}
@@ -42,28 +46,62 @@ func (t *Trainer) loadState(ctx context.Context) error {
 	return t.fill(ctx, t.share.Masters, from.Read)
 }
 
-// A source32 sets dst to the elements of a parameter from offset.
+// A source32 sets dst to the elements of a parameter from offset. Several goroutines call it.
 type source32 func(p model.Param, offset int64, dst []float32) error
 
 // fill sets this rank's shard of a flat buffer.
 func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
 	for b := range t.share.Flat.Buckets {
-		err := t.fillBucket(ctx, t.share.Flat.Params, t.share.Held(v, b), t.share.HeldRange(b), from)
-		if err != nil {
+		part, held := t.share.Held(v, b), t.share.HeldRange(b)
+		if !t.share.Sharded() && !t.share.OnHost {
+			part, held = t.divide(b, part, held)
+		}
+		if err := t.fillBucket(ctx, t.share.Flat.Params, part, held, from); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// divide returns this rank's part of a bucket's range that every rank of its group holds. gather then copies the
+// others' parts, which takes less time than to draw or read them again. Between hosts it might take more, so their
+// ranks set everything.
+func (t *Trainer) divide(bucket int, v View, held model.Bucket) (View, model.Bucket) {
+	g := t.share.Group(bucket)
+	if g.Size == 1 || t.dev.Machine.Hosts > 1 {
+		return v, held
+	}
+	lo, n := g.Rank*v.Size()/g.Size, v.Size()/g.Size
+	part := state.Part(v, lo, lo+n)
+	t.divides = append(t.divides, divided{bucket, v, part})
+	return part, model.Bucket{Lo: held.Lo + int64(lo), Hi: held.Lo + int64(lo+n)}
+}
+
+// A divided is a bucket's range that the ranks of its group set together, and this rank's part of it.
+type divided struct {
+	bucket    int
+	all, part View
+}
+
+// gather completes the ranges of divide.
+func (t *Trainer) gather() error {
+	for _, d := range t.divides {
+		p, err := t.share.groups[d.bucket].AllGather(d.all, d.part)
+		if err != nil {
+			return fmt.Errorf("gathering the first weights: %w", err)
+		}
+		p.Wait()
+	}
+	t.divides = nil
+	return nil
+}
+
 // fillBucket sets v to a range of the flat space, with zeros between parameters.
 func (t *Trainer) fillBucket(ctx context.Context, params []model.Param, v View, held model.Bucket,
 	from source32) error {
-	at := sort.Search(len(params), func(i int) bool { return params[i].Offset+int64(params[i].Size()) > held.Lo })
 	return t.stage.write(ctx, v, func(lo int, data []float32) error {
 		from64, to := held.Lo+int64(lo), held.Lo+int64(lo+len(data))
-		for ; at < len(params) && params[at].Offset+int64(params[at].Size()) <= from64; at++ {
-		}
+		at := sort.Search(len(params), func(i int) bool { return params[i].Offset+int64(params[i].Size()) > from64 })
 		set := from64 // end of the filled part
 		for i := at; i < len(params) && params[i].Offset < to; i++ {
 			p := params[i]
@@ -103,8 +141,11 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 			return err
 		}
 	}
+	var reading sync.Mutex
 	for _, f := range t.fields() {
 		err := t.fill(ctx, f.view, func(p model.Param, offset int64, dst []float32) error {
+			reading.Lock()
+			defer reading.Unlock()
 			return c.Read(ctx, p.Name, f.name, offset, dst)
 		})
 		if err != nil {

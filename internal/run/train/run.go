@@ -350,9 +350,10 @@ func (r *run) endsEarly() bool {
 	return n > 0 && r.stop.Since >= n
 }
 
-// drains reports whether the n-th step must finish before another is queued.
+// drains reports whether the n-th step must finish before another is queued. The first one does: a full queue of the
+// device would hold the host in the second, and it would report the first only when that is done.
 func (r *run) drains(n int) bool {
-	return r.validates(n) || r.saves(n) || r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
+	return n == r.began+1 || r.validates(n) || r.saves(n) || r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
 }
 
 func (r *run) validated(ctx context.Context) (Validation, error) {

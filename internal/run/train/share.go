@@ -112,17 +112,14 @@ func arrive(p *comm.Pending) {
 	}
 }
 
-func (x *sharing) begin(bucket int) error {
+// begin makes the gradients of a bucket fresh in the first pass, and their staging buffer in every pass.
+func (x *sharing) begin(bucket int) (fresh bool) {
 	x.label.part("backward", bucket)
-	switch {
-	case x.Flat.Buckets[bucket].Size() == 0:
-	case x.Staging != nil:
-		x.waitAndAccumulate(state.StageOf(x.Flat, bucket))
-		x.dev.Ops.Zero(x.Staging[bucket])
-	case x.first:
-		x.dev.Ops.Zero(x.Whole(x.Grads, bucket))
+	if x.Staging == nil || x.Flat.Buckets[bucket].Size() == 0 {
+		return x.first
 	}
-	return nil
+	x.waitAndAccumulate(state.StageOf(x.Flat, bucket))
+	return true
 }
 
 // done begins the reduction of a bucket's gradients, after every pass if they are staged, else after the last pass.

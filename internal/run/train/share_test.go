@@ -183,17 +183,20 @@ func (t *Trainer) setWeights(ctx context.Context, by []division) error {
 	return t.share.publish()
 }
 
+// into returns the memory for the gradients of a bucket in a pass.
+func (x *sharing) into(b int) View {
+	if x.Staging != nil {
+		return x.Staging[b]
+	}
+	return x.Whole(x.Grads, b)
+}
+
 // trainShared runs steps whose passes add gradOf, bucket after bucket like a model.
 func (t *Trainer) trainShared() error {
 	x, h := t.share, t.share.hooks()
 	flat := x.Flat
 	add := func(step, pass, b int) {
-		into := x.Params().Grads
-		if x.Staging != nil {
-			into = x.Staging[b]
-		} else {
-			into = x.Whole(into, b)
-		}
+		into := x.into(b)
 		t.dev.Stream.(*tensor.HostStream).Do("gradients", func() error {
 			g := tensor.Data[float32](into)
 			for i := range g {
@@ -201,6 +204,11 @@ func (t *Trainer) trainShared() error {
 			}
 			return nil
 		})
+	}
+	begin := func(b int) {
+		if h.Begin(b) {
+			t.dev.Ops.Zero(x.into(b))
+		}
 	}
 	for step := range shareSteps {
 		for pass := range sharePasses {
@@ -214,13 +222,9 @@ func (t *Trainer) trainShared() error {
 					return err
 				}
 			}
-			if err := h.Begin(flat.Vectors()); err != nil {
-				return err
-			}
+			begin(flat.Vectors())
 			for _, b := range slices.Concat([]int{flat.Head()}, inner, []int{model.Embedding}) {
-				if err := h.Begin(b); err != nil {
-					return err
-				}
+				begin(b)
 				add(step, pass, b)
 				if err := h.Done(b); err != nil {
 					return err
@@ -395,6 +399,9 @@ func TestCheckpointsOfGroups(t *testing.T) {
 				return err
 			}
 			if err := tr.restore(context.Background(), found.Dir); err != nil {
+				return err
+			}
+			if err := tr.gather(); err != nil {
 				return err
 			}
 			if err := tr.share.publish(); err != nil {

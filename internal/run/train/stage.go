@@ -2,8 +2,13 @@ package train
 
 import (
 	"context"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/internal/base/half"
+	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
 )
@@ -17,7 +22,7 @@ type stage struct {
 	direct bool
 }
 
-// stagePiece is the number of elements of a piece, enough for copies at the link's speed.
+// stagePiece counts the elements of a piece, enough for copies at the link's speed.
 const stagePiece = 8 << 20
 
 // hostPiece replaces it on a CPU.
@@ -37,7 +42,7 @@ func newStage(dev *Device, most int, direct bool) (*stage, error) {
 	return s, nil
 }
 
-// indirect calls f, whose state is on the device in any case.
+// indirect calls f for state on the device in any case.
 func (s *stage) indirect(f func() error) error {
 	direct := s.direct
 	s.direct = false
@@ -45,39 +50,60 @@ func (s *stage) indirect(f func() error) error {
 	return f()
 }
 
-// write fills dst, a vector on the device, piece by piece. fill sets data to the elements from index lo, which write
-// rounds to the type of dst.
+// write fills dst, a vector on the device, piece by piece. Several goroutines call fill, which sets data to the
+// elements from index lo; write rounds them to the type of dst.
 func (s *stage) write(ctx context.Context, dst View, fill func(lo int, data []float32) error) error {
 	if s.direct {
-		return fill(0, tensor.Data[float32](dst))
+		return inChunks(dst, fill)
 	}
 	return s.each(ctx, dst, func(i, lo int, host, part View) error {
 		if err := s.free(ctx, i); err != nil {
 			return err
 		}
-		if err := fill(lo, tensor.Data[float32](host)); err != nil {
+		host = tensor.Dense(host.Memory(), part.DType(), 0, host.Shape())
+		err := inChunks(host, func(at int, data []float32) error { return fill(lo+at, data) })
+		if err != nil {
 			return err
 		}
-		s.dev.Store.Upload(part, rounded(host, part.DType()))
+		s.dev.Store.Upload(part, host)
 		s.busy[i] = s.dev.Stream.Record()
 		return nil
 	})
 }
 
-// rounded returns a float32 vector of the host in another type, in the same memory.
-func rounded(v View, to tensor.DType) View {
-	if to == tensor.F32 {
-		return v
+// A goroutine fills stageChunk elements at once. Most parameters begin at a multiple of it, so that no block of random
+// values is drawn twice.
+const stageChunk = 2 * model.InitBlock
+
+var chunks = sync.Pool{New: func() any { return new([stageChunk]float32) }}
+
+// inChunks sets v, a vector on the host, on all cores. It rounds a chunk to a 16-bit type while a core's cache has it.
+func inChunks(v View, fill func(lo int, data []float32) error) error {
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for lo := 0; lo < v.Size(); lo += stageChunk {
+		part := state.Part(v, lo, min(lo+stageChunk, v.Size()))
+		g.Go(func() error {
+			if part.DType() == tensor.F32 {
+				return fill(lo, tensor.Data[float32](part))
+			}
+			chunk := chunks.Get().(*[stageChunk]float32)
+			defer chunks.Put(chunk)
+			data, dst := chunk[:part.Size()], tensor.Data[uint16](part)
+			err := fill(lo, data)
+			if part.DType() == tensor.F16 {
+				for i, x := range data {
+					dst[i] = half.ToF16(x)
+				}
+				return err
+			}
+			for i, x := range data {
+				dst[i] = half.ToBF16(x)
+			}
+			return err
+		})
 	}
-	out := tensor.Dense(v.Memory(), to, 0, v.Shape())
-	round, dst := half.ToBF16, tensor.Data[uint16](out)
-	if to == tensor.F16 {
-		round = half.ToF16
-	}
-	for i, x := range tensor.Data[float32](v) { // an element never reaches one that is still to be read
-		dst[i] = round(x)
-	}
-	return out
+	return g.Wait()
 }
 
 func (s *stage) read(ctx context.Context, dst []float32, src View) error {

@@ -37,6 +37,7 @@ type Trainer struct {
 	scaler   *scaler
 	arena    *tensor.Arena
 	stage    *stage
+	divides  []divided   // weights that ranks set together, until gather
 	saved    [][]float32 // the newest snapshot, by field
 	train    *feed
 	val      *feed    // nil without validation
@@ -77,16 +78,9 @@ type stepSums struct{ in, out View }
 func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o *Options) (*Trainer,
 	error) {
 	t := &Trainer{cfg: cfg, dev: &dev, scaler: newScaler(&dev)}
-	var err error
-	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context, max(1, o.Room.Copies)); err != nil {
+	if err := t.meet(ctx, world, o); err != nil {
 		return nil, err
 	}
-	t.mesh.setDeadline(cfg.Parallel.TransferTimeout())
-	from, err := t.fromRank0(ctx, o.newest)
-	if err != nil {
-		return nil, fmt.Errorf("checkpoint to resume from: %w", err)
-	}
-	t.from = string(from)
 	if err := t.allocate(o); err != nil {
 		return nil, err
 	}
@@ -96,17 +90,33 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	if err := t.feeds(ctx, o); err != nil {
 		return nil, err
 	}
+	var err error
 	if t.schedule, err = Schedule(cfg); err != nil {
 		return nil, err
 	}
 	defer o.timed("buffers")()
-	if err := t.build(o.Room); err != nil {
+	if err := t.build(o); err != nil {
 		return nil, err
 	}
 	if o.BoundGarbage {
 		state.BoundGarbage()
 	}
 	return t, t.share.publish()
+}
+
+// meet joins the other ranks, and agrees with them on the checkpoint to resume from.
+func (t *Trainer) meet(ctx context.Context, world comm.Communicator, o *Options) (err error) {
+	defer o.timed("meeting the ranks")()
+	if t.mesh, err = newMesh(ctx, world, t.cfg.Parallel.Context, max(1, o.Room.Copies)); err != nil {
+		return err
+	}
+	t.mesh.setDeadline(t.cfg.Parallel.TransferTimeout())
+	from, err := t.fromRank0(ctx, o.newest)
+	if err != nil {
+		return fmt.Errorf("checkpoint to resume from: %w", err)
+	}
+	t.from = string(from)
+	return nil
 }
 
 // Schedule returns the learning rate of a config's steps.
@@ -155,7 +165,7 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	g.Go(func() error {
 		defer o.timed("weights")()
 		return checkpoint.OnAllRanks(setting, t.mesh.saves, beat(t.cfg), 0, func() error {
-			return t.loadState(setting)
+			return t.loadState(setting, o)
 		})
 	})
 	g.Go(func() error { return t.rehearse(o) })
@@ -168,7 +178,11 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	}
 	weights := all(t.mesh.weights)
 	weights[t.share.Flat.Vectors()] = t.mesh.state // never in copies
-	return t.share.join(t.mesh.state, all(t.mesh.state), weights, t.mesh.across)
+	if err := t.share.join(t.mesh.state, all(t.mesh.state), weights, t.mesh.across); err != nil {
+		return err
+	}
+	defer o.timed("gathering them")()
+	return t.gather()
 }
 
 // feeds opens the data. Ranks of another host may encode it for minutes.
@@ -208,11 +222,13 @@ type source struct {
 	loader samples
 }
 
-func (t *Trainer) build(room state.Room) (err error) {
-	cfg, shape := t.cfg, &t.cfg.Model.Config
+func (t *Trainer) build(o *Options) (err error) {
+	cfg, shape, room := t.cfg, &t.cfg.Model.Config, o.Room
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk,
 		Layers: room.Layers, Hooks: t.share.hooks()}
+	pinned := o.timed("host memory for activations")
 	moves, err := newOffload(t.dev, room.Layers, room.Host)
+	pinned()
 	if err != nil {
 		return err
 	}

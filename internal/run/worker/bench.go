@@ -69,8 +69,8 @@ func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 	switch {
 	case task.Attention != nil:
 		s := task.Attention
-		matrix := backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN)
-		o.Backend, o.Deterministic, o.Workspace = s.Backend, s.Deterministic, s.Workspace(ranks, matrix)
+		o.Packed = s.Documents != ""
+		o.Backend, o.Deterministic, o.Workspace = s.Backend, s.Deterministic, s.Workspace(ranks, task.Machine)
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Calibrate != nil:
 		s := task.Calibrate

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/foresee/backend"
@@ -35,14 +34,15 @@ type session struct {
 // session opens the device for a config and its memory, and calls run.
 func (p *process) session(ctx context.Context, trains bool, run func(context.Context, *session) error) error {
 	p.where.enter("setup")
-	timed := &start{began: time.Now()}
+	timed := p.start
 	var s session
 	if err := p.payload(&s.Train); err != nil {
 		return err
 	}
-	if !s.Machine.IsCPU() { // on a CPU the line on the start is of no interest
-		p.start = timed
+	if s.Machine.IsCPU() {
+		p.start = nil // the line on the start is of no interest
 	}
+	planned := timed.time("plan")
 	var err error
 	s.cfg, err = config.Parse(filepath.Join(s.RunDir, "config.yaml"), []byte(s.Config),
 		config.Options{Ranks: p.WorldSize, Device: s.Machine.Device()})
@@ -58,6 +58,7 @@ func (p *process) session(ctx context.Context, trains bool, run func(context.Con
 	if err != nil {
 		return err
 	}
+	planned()
 	s.dev, s.world, err = p.device(ctx, device.CUDAOptions{
 		Backend: s.cfg.Parallel.Backend, Compute: backend.DType(s.cfg), Machine: s.Machine,
 		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: s.cfg.Model.HeadDim,
@@ -65,6 +66,7 @@ func (p *process) session(ctx context.Context, trains bool, run func(context.Con
 		Timed: timed.time,
 	})
 	if err == nil {
+		timed.usage = s.dev.Usage
 		s.options = train.Options{Room: mem.Room(), Report: p.report, Timed: timed.time, BoundGarbage: s.Machine.IsCPU()}
 		err = run(ctx, &s)
 	}

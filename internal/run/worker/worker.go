@@ -36,7 +36,7 @@ type process struct {
 	stream *tensor.HostStream
 	where  activity
 
-	start *start // times of the start of a training run on GPUs; nil after its first step
+	start *start // the parts of a start; nil after the first step of a run on GPUs, and on CPUs
 	first func() // called at the end of that
 
 	stopped bool // the role ended on request
@@ -54,7 +54,8 @@ func Run(role string, exit func(status int)) int {
 		fmt.Fprintf(os.Stderr, "cprun: %v\n", err)
 		return 2
 	}
-	p := &process{Worker: w, stream: tensor.NewHostStream("compute"), joined: make(chan struct{})}
+	p := &process{Worker: w, stream: tensor.NewHostStream("compute"), joined: make(chan struct{}),
+		start: &start{began: time.Now()}}
 	p.where.enter("joining the ranks")
 	w.OnStatus(p.waitState)
 	if err := p.run(job.Role(role)); err != nil {
@@ -99,6 +100,7 @@ func (p *process) run(role job.Role) (err error) {
 		defer mu.Unlock()
 		joining.Addf(format, args...)
 	}}
+	connected := p.start.time("connecting the ranks")
 	if p.world, err = p.join(p.untilFailure(ctx, p.Failed()), options); err != nil {
 		mu.Lock()
 		defer mu.Unlock()
@@ -108,6 +110,7 @@ func (p *process) run(role job.Role) (err error) {
 		return fmt.Errorf("connecting %d ranks: %w", p.WorldSize, err)
 	}
 	close(p.joined)
+	connected()
 	if err := comm.SharesMemory(); err != nil && p.LocalRank == 1 { // one rank logs it
 		fmt.Fprintf(os.Stderr, "ranks of this node use sockets, since they cannot share memory: %v\n", err)
 	}
@@ -236,7 +239,8 @@ func (p *process) payload(v any) error {
 type start struct {
 	mu    sync.Mutex
 	began time.Time
-	parts []part // guarded by mu; in order of their beginning
+	parts []part        // guarded by mu; in order of their beginning
+	usage func() string // of the device's memory; nil: none
 }
 
 type part struct {
@@ -266,8 +270,12 @@ func (s *start) String() string {
 	for i, p := range s.parts {
 		parts[i] = fmt.Sprintf("%s %.2f", p.name, p.took.Seconds())
 	}
-	return fmt.Sprintf("first step done in %.2f s: %s (s; parts may overlap)", time.Since(s.began).Seconds(),
+	line := fmt.Sprintf("first step done in %.2f s: %s (s; parts may overlap)", time.Since(s.began).Seconds(),
 		strings.Join(parts, ", "))
+	if s.usage != nil {
+		line += "; " + s.usage()
+	}
+	return line
 }
 
 func (p *process) attention(ctx context.Context) error {
@@ -314,6 +322,7 @@ func (p *process) device(ctx context.Context, o device.CUDAOptions) (device.Devi
 		fmt.Fprintf(os.Stderr, "rank %d runs on core %d only\n", p.Rank, core)
 	}
 	dev := device.CPU(p.stream, o.Backend, o.Compute)
+	dev.Machine.Hosts = o.Machine.Hosts
 	p.closing(dev.Close)
 	return dev, p.world, nil
 }
