@@ -54,7 +54,9 @@ func TestNonFinite(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 // rules.
 func NonFiniteReach(t *testing.T, rig Rig, c Case, dtype tensor.DType) (dropped []string) {
 	t.Helper()
-	for _, p := range c.poisons() {
+	list := c.poisons()
+	c.prepare(t, dtype, list)
+	for _, p := range list {
 		if f := c.poisoned(t, rig, dtype, p, Options{NoDelta: true}); len(f.missed) > 0 {
 			row := fmt.Sprintf("%s %v: %s", p.input, p.value, strings.Join(f.outputs(), " "))
 			if !slices.Contains(dropped, row) {
