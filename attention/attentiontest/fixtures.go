@@ -116,8 +116,9 @@ func TestFixtures(t *testing.T, newRig func(testing.TB) Rig) {
 				DimV: f.V.Len(tensor.Dim), Softmax: f.Softmax}
 			c.Tiles = partition.Plan(partition.Shape{SeqQ: n[1], SeqKV: m[1], Size: 1, Layout: partition.Contiguous{},
 				Mask: f.Mask}, 0, 0)
-			s := c.computed(t, rig, Dense, tensor.F32,
+			s, err := c.computed(rig, Dense, tensor.F32,
 				inputs{q: read(f.Q), k: read(f.K), v: read(f.V), do: read(f.DOut)})
+			must(t, err)
 			f.Check(t, attention.Partial{O: s.out, LSE: s.acc.LSE}, s.grads)
 		})
 	}

@@ -6,6 +6,7 @@ package attentiontest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math"
@@ -23,10 +24,10 @@ type Rig struct {
 	Kernel attention.Kernel
 	// Sync waits for all queued work; nil: the kernel works at once.
 	Sync func(context.Context) error
-	// Upload copies host memory to the kernel's device and Download copies it back; nil: the kernel computes on the
-	// host.
-	Upload   func(*tensor.Host) (tensor.Memory, error)
-	Download func(dst *tensor.Host, src tensor.Memory) error
+	// Upload copies buffers to new memory on the kernel's device, and Download copies memory back; nil: the kernel
+	// computes on the host. One call takes all buffers of a case, as each transfer of a GPU takes a while to begin.
+	Upload   func([]*tensor.Host) ([]tensor.Memory, error)
+	Download func(dst []*tensor.Host, src []tensor.Memory) error
 }
 
 // Options are the capabilities of a kernel. The suite leaves out cases beyond them, without a skip.
@@ -91,74 +92,119 @@ func Check(t *testing.T, rig Rig, c Case, dtype tensor.DType) {
 // CheckWith does what Check does, for a kernel of those capabilities.
 func CheckWith(t *testing.T, rig Rig, c Case, dtype tensor.DType, opts Options) {
 	t.Helper()
-	check(t, rig, c, dtype, opts.NoDelta, answerOf(t, c, dtype))
+	Prepare(t, []Case{c}, []tensor.DType{dtype}).Check(t, rig, opts)
 }
 
-// An answer holds the inputs of a case, the results in float64, and the results of the definition in the kernel's own
-// arithmetic.
+// Prepared cases have their expected results, for several kernels.
+type Prepared []preparedCase
+
+type preparedCase struct {
+	Case
+	dtype tensor.DType
+	want  answer
+}
+
+// Prepare computes the expected results of cases in parallel, for inputs of each type.
+func Prepare(t *testing.T, cases []Case, dtypes []tensor.DType) Prepared {
+	t.Helper()
+	var all Prepared
+	for _, c := range cases {
+		for _, dtype := range dtypes {
+			all = append(all, preparedCase{Case: c, dtype: dtype})
+		}
+	}
+	must(t, parallel(len(all), func(i int) (err error) {
+		all[i].want, err = answerOf(all[i].Case, all[i].dtype)
+		return err
+	}))
+	return all
+}
+
+// Check runs the cases on one kernel of those capabilities.
+func (p Prepared) Check(t *testing.T, rig Rig, opts Options) {
+	t.Helper()
+	for _, c := range p {
+		check(t, rig, c.Case, c.dtype, opts.NoDelta, c.want)
+	}
+}
+
+// parallel calls f for 0 to n-1.
+func parallel(n int, f func(int) error) error {
+	var wg sync.WaitGroup
+	errs := make([]error, n)
+	for i := range n {
+		wg.Go(func() { errs[i] = f(i) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// An answer holds the inputs of a case, the results in float64, the results of the definition in the kernel's own
+// arithmetic, and the magnitude of sums of dq and dk.
 type answer struct {
 	in            inputs
 	oracle, plain *set
+	size          map[string]float64
 }
 
-// answers holds the answers to Cases in float32, by name: the suite runs again with other instructions.
+// answers holds the answers to Cases, by name and type: the suite runs again with other kernels and instructions.
 var answers sync.Map
 
-// known returns answerOf a case of Cases, computed once in float32.
+// known returns answerOf a case of Cases, computed once.
 func known(t *testing.T, c Case, dtype tensor.DType) answer {
 	t.Helper()
-	if dtype != tensor.F32 {
-		return answerOf(t, c, dtype)
-	}
-	if a, ok := answers.Load(c.Name); ok {
+	key := fmt.Sprint(c.Name, dtype)
+	if a, ok := answers.Load(key); ok {
 		return a.(answer)
 	}
-	a := answerOf(t, c, dtype)
-	answers.Store(c.Name, a)
+	a, err := answerOf(c, dtype)
+	must(t, err)
+	answers.Store(key, a)
 	return a
 }
 
-func answerOf(t *testing.T, c Case, dtype tensor.DType) answer {
-	t.Helper()
+func answerOf(c Case, dtype tensor.DType) (a answer, err error) {
 	hash := fnv.New64a()
 	hash.Write([]byte(c.Name))
-	a := answer{in: c.inputs(rand.New(rand.NewPCG(hash.Sum64(), 1)), dtype)}
-	a.oracle = c.exact(t, a.in)
+	a.in = c.inputs(rand.New(rand.NewPCG(hash.Sum64(), 1)), dtype)
+	if a.oracle, err = c.exact(a.in); err != nil {
+		return a, err
+	}
 	a.plain = a.oracle
 	if attention.AccumulatorType(dtype) == tensor.F32 {
-		a.plain = c.computed(t, Rig{Kernel: attention.NewReference[float32](nil)}, Dense, dtype, a.in)
+		a.plain, err = c.computed(Rig{Kernel: attention.NewReference[float32](nil)}, Dense, dtype, a.in)
 	}
-	return a
+	a.size = map[string]float64{}
+	a.size["dq"], a.size["dk"] = c.termSizes(a.in, a.oracle)
+	return a, err
 }
 
 // exact returns the results in float64, from one call.
-func (c Case) exact(t *testing.T, in inputs) *set {
-	t.Helper()
+func (c Case) exact(in inputs) (*set, error) {
 	c.Calls = 1
-	return c.computed(t, Rig{Kernel: attention.NewReference[float64](nil)}, Dense, tensor.F64, in)
+	return c.computed(Rig{Kernel: attention.NewReference[float64](nil)}, Dense, tensor.F64, in)
 }
 
 // computed returns the tensors of the case after a training step of the rig.
-func (c Case) computed(t *testing.T, rig Rig, l Layout, dtype tensor.DType, in inputs) *set {
-	t.Helper()
+func (c Case) computed(rig Rig, l Layout, dtype tensor.DType, in inputs) (*set, error) {
 	s := newSet(c, l, dtype)
 	s.fill(in)
 	device, err := s.upload(rig)
-	must(t, err)
-	must(t, c.run(rig, device))
-	must(t, rig.fetch(s.views(), device.views()))
-	return s
+	if err == nil {
+		err = c.run(rig, device)
+	}
+	if err == nil {
+		err = rig.fetch(s.views(), device.views())
+	}
+	return s, err
 }
 
 func check(t *testing.T, rig Rig, c Case, dtype tensor.DType, noDelta bool, want answer) {
 	t.Helper()
-	in, oracle, plain := want.in, want.oracle, want.plain
-	tested := c.computed(t, rig, c.Layout, dtype, in)
-
-	floor := c.floor(in, dtype)
+	tested, err := c.computed(rig, c.Layout, dtype, want.in)
+	must(t, err)
+	oracle, plain, floor := want.oracle.results(), want.plain.results(), c.floor(want.in, dtype)
 	touchedQ, touchedK := c.touched()
-	size := map[string]float64{}
-	size["dq"], size["dk"] = c.termSizes(in, oracle)
 	for n, r := range tested.results() {
 		if noDelta && r.name == "delta" {
 			continue
@@ -167,7 +213,7 @@ func check(t *testing.T, rig Rig, c Case, dtype tensor.DType, noDelta bool, want
 		if r.name == "dk" || r.name == "dv" {
 			rows = touchedK
 		}
-		compare(t, r.name, r.view, oracle.results()[n].view, plain.results()[n].view, size[r.name], floor, rows)
+		compare(t, r.name, r.view, oracle[n].view, plain[n].view, want.size[r.name], floor, rows)
 	}
 	tested.checkSentinels(t)
 }

@@ -438,6 +438,7 @@ func (r *farRig) testAttention(t *testing.T) {
 	check(t, err)
 	fast, ordered, older, olderOrdered := r.newFlash(false), r.newFlash(true), r.newOlderFlash(false),
 		r.newOlderFlash(true)
+	compileFlash(t, [][2]int{usualDims}, fast, ordered, older, olderOrdered)
 	fused, err := NewFused(r.stream, r.loader, FusedOptions{Workspace: FusedWorkspace(FusedShape{Batch: 1,
 		SeqQ: most, SeqK: 2 * farRows, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128, Calls: 2, Training: true,
 		Packed: true})})

@@ -95,15 +95,17 @@ func (a *arrivals) late(b *attention.Block) (come func()) {
 func TestFlashWaitsForKeys(t *testing.T) {
 	r := newCUDARig(t)
 	a := r.newArrivals(32 << 20)
+	fast, ordered, older := r.newFlash(false), r.newFlash(true), r.newOlderFlash(true)
+	list := [][2]int{{64, 64}, {128, 128}, {192, 128}, {256, 256}}
+	compileFlash(t, list, fast, ordered, older)
 	for _, c := range []struct {
 		name          string
 		k             *Flash
 		deterministic bool
 	}{
-		{"shapes of this GPU", r.newFlash(false), false}, {"deterministic", r.newFlash(true), true},
-		{"before Hopper", r.newOlderFlash(true), true},
+		{"shapes of this GPU", fast, false}, {"deterministic", ordered, true}, {"before Hopper", older, true},
 	} {
-		for _, dims := range [][2]int{{64, 64}, {128, 128}, {192, 128}, {256, 256}} {
+		for _, dims := range list {
 			for _, window := range []int{-1, 900} {
 				t.Run(fmt.Sprintf("%s, %d and %d, window %d", c.name, dims[0], dims[1], window), func(t *testing.T) {
 					r := r.within(t)

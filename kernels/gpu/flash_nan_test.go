@@ -27,11 +27,13 @@ import (
 func TestFlashKeepsNaN(t *testing.T) {
 	r := newCUDARig(t)
 	const seq, bad = 768, 300
+	fast, ordered, older, olderOrdered, small := r.newFlash(false), r.newFlash(true), r.newOlderFlash(false),
+		r.newOlderFlash(true), r.newSmallFlash(false)
+	compileFlash(t, [][2]int{{64, 64}, {128, 128}, {256, 256}}, fast, ordered, older, olderOrdered, small)
 	for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16, tensor.F32} {
 		for name, k := range map[string]attention.Kernel{
-			"flash": r.newFlash(false), "flash, deterministic": r.newFlash(true), "before Hopper": r.newOlderFlash(false),
-			"before Hopper, deterministic": r.newOlderFlash(true), "small shapes": r.newSmallFlash(false),
-			"reference": r.newDeviceReference(),
+			"flash": fast, "flash, deterministic": ordered, "before Hopper": older,
+			"before Hopper, deterministic": olderOrdered, "small shapes": small, "reference": r.newDeviceReference(),
 		} {
 			for _, dim := range []int{64, 128, 256} {
 				t.Run(fmt.Sprintf("%s, %v, head dim %d", name, dtype, dim), func(t *testing.T) {

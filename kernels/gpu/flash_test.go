@@ -29,15 +29,8 @@ func (r *cudaRig) newFlash(deterministic bool) *Flash {
 
 // attention adapts a kernel on the rig's device to the conformance suite.
 func (r *cudaRig) attention(k attention.Kernel) attentiontest.Rig {
-	bytes := func(m tensor.Memory) View { return tensor.Dense(m, tensor.U8, 0, [4]int{1, 1, 1, int(m.Bytes())}) }
 	return attentiontest.Rig{
-		Kernel: k, Sync: r.stream.Sync,
-		Upload: func(h *tensor.Host) (tensor.Memory, error) { return r.upload(bytes(h)).Memory(), nil },
-		Download: func(dst *tensor.Host, src tensor.Memory) error {
-			host, err := r.download(bytes(src))
-			copy(hostBytes(dst), tensor.Bytes(host))
-			return err
-		},
+		Kernel: k, Sync: r.stream.Sync, Upload: r.transfers.uploadAll, Download: r.transfers.downloadAll,
 	}
 }
 
@@ -47,16 +40,14 @@ var flashSuite = attentiontest.Options{
 	NoScores:   true,
 }
 
-func TestFlash(t *testing.T) {
-	r := newCUDARig(t)
-	compileFlash(t, flashDims, r.newFlash(false), r.newFlash(true))
-	testFlash(t, (*cudaRig).newFlash)
-}
+func TestFlash(t *testing.T) { testFlash(t, (*cudaRig).newFlash) }
 
 // TestFlashBeforeHopper runs the suite with the kernels of GPUs before Hopper.
 func TestFlashBeforeHopper(t *testing.T) { testFlash(t, (*cudaRig).newOlderFlash) }
 
 func testFlash(t *testing.T, make func(*cudaRig, bool) *Flash) {
+	r := newCUDARig(t)
+	compileFlash(t, suiteDims, make(r, false), make(r, true))
 	for _, deterministic := range []bool{false, true} {
 		t.Run(fmt.Sprintf("deterministic %t", deterministic), func(t *testing.T) {
 			attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig {
@@ -105,6 +96,7 @@ func TestFlashSmallShapes(t *testing.T) {
 	r := newCUDARig(t)
 	fast, ordered := r.newSmallFlash(false), r.newSmallFlash(true)
 	r.testFlashShapes(t, flashDims, fast, ordered)
+	compileFlash(t, suiteDims, fast, ordered)
 	wide := flashSuite
 	wide.Leaves = func(c attentiontest.Case) bool { return max(c.Dim, c.DimV) <= 64 }
 	for _, f := range []*Flash{fast, ordered} {
@@ -143,8 +135,11 @@ func TestFlashSmallShapes(t *testing.T) {
 // flashDims lists head dims of q and v, some for each compiled shape.
 var flashDims = [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {72, 40}, {101, 33}}
 
+// suiteDims lists head dims of the conformance suite, one for each compiled shape.
+var suiteDims = [][2]int{{8, 8}, {64, 64}, {80, 80}, {128, 128}, {192, 128}, {256, 256}}
+
 // compileFlash compiles missing programs in parallel. One after the other would take minutes.
-func compileFlash(t *testing.T, list [][2]int, kernels ...*Flash) {
+func compileFlash(t testing.TB, list [][2]int, kernels ...*Flash) {
 	t.Helper()
 	var g errgroup.Group
 	for _, f := range kernels {
@@ -159,20 +154,19 @@ func compileFlash(t *testing.T, list [][2]int, kernels ...*Flash) {
 
 func (r *cudaRig) testFlashShapes(t *testing.T, list [][2]int, kernels ...*Flash) {
 	compileFlash(t, list, kernels...)
-	var rigs []attentiontest.Rig
-	for _, f := range kernels {
-		rigs = append(rigs, r.attention(f))
-	}
 	for _, dims := range list {
 		t.Run(fmt.Sprintf("%d and %d", dims[0], dims[1]), func(t *testing.T) {
+			var cases []attentiontest.Case
 			for seed := range uint64(12) {
 				c := attentiontest.RandomCase(seed)
 				c.Dim, c.DimV = dims[0], dims[1]
 				c.Softmax.Scale = 1 / math.Sqrt(float64(c.Dim))
-				for _, rig := range rigs {
-					attentiontest.CheckWith(t, rig, c, tensor.BF16, flashSuite)
-					attentiontest.CheckWith(t, rig, c, tensor.F32, flashSuite)
-				}
+				cases = append(cases, c)
+			}
+			p := attentiontest.Prepare(t, cases, []tensor.DType{tensor.BF16, tensor.F32})
+			for _, f := range kernels {
+				name := fmt.Sprintf("deterministic %t, before Hopper %t, margin %d", f.deterministic, f.hopper == nil, f.margin)
+				t.Run(name, func(t *testing.T) { p.Check(t, r.attention(f), flashSuite) })
 			}
 		})
 	}
@@ -354,6 +348,13 @@ func TestProbabilitiesFromSharedMemory(t *testing.T) {
 // missing.
 func TestEveryLaneArrives(t *testing.T) {
 	r := newCUDARig(t)
+	if r.newFlash(false).hopper != nil {
+		var names []string
+		for _, s := range source.HopperEveryLane {
+			names = append(names, s.Forward(false).Name, s.Backward(false, false).Name, s.Backward(false, true).Name)
+		}
+		check(t, r.loader.Preload(names...))
+	}
 	for _, s := range source.HopperEveryLane {
 		for i := range 4 {
 			deterministic, margin := i%2 == 1, i/2*1000 // one SM remains, on which one block does all the work
@@ -381,18 +382,19 @@ func TestEveryLaneArrives(t *testing.T) {
 // keys.
 func TestFlashLeavesSMs(t *testing.T) {
 	r := newCUDARig(t)
+	var kernels []*Flash
 	for _, margin := range []int{100, 1000} { // the second leaves one SM
 		for _, deterministic := range []bool{false, true} {
 			f := r.newFlash(deterministic)
 			f.margin = margin
-			t.Run(fmt.Sprintf("margin %d, deterministic %t", margin, deterministic), func(t *testing.T) {
-				r.within(t).testFlashShapes(t, [][2]int{{64, 64}, {128, 128}, {192, 128}, {256, 256}}, f)
-			})
+			kernels = append(kernels, f)
 		}
 	}
+	r.testFlashShapes(t, [][2]int{{64, 64}, {128, 128}, {192, 128}, {256, 256}}, kernels...)
 }
 
 func (r *cudaRig) testFlashRepeats(dtype tensor.DType, dims [2]int, flash, fast *Flash) {
+	compileFlash(r.t, [][2]int{dims}, flash, fast)
 	r.testRepeats(dtype, r.masked(1500, -1, dims), 5, flash, fast)
 }
 

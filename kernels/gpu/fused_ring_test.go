@@ -46,9 +46,9 @@ func (r fusedRig) put(t testing.TB, all []uint16, from []int, heads, dim int) Vi
 	for i, row := range from {
 		copy(dst[i*n:(i+1)*n], all[row*n:(row+1)*n])
 	}
-	mem, err := r.upload(h.Memory().(*tensor.Host))
+	mem, err := r.transfers.uploadAll([]*tensor.Host{h.Memory().(*tensor.Host)})
 	check(t, err)
-	return tensor.Dense(mem, tensor.BF16, 0, h.Shape())
+	return tensor.Dense(mem[0], tensor.BF16, 0, h.Shape())
 }
 
 // empty returns uninitialised device memory.
@@ -65,7 +65,7 @@ func (r fusedRig) empty(t testing.TB, dtype tensor.DType, shape ...int) View {
 func (r fusedRig) get(t testing.TB, v View, all []float64, to []int) {
 	t.Helper()
 	h := tensor.NewHost(v.Memory().Bytes())
-	check(t, r.download(h, v.Memory()))
+	check(t, r.transfers.downloadAll([]*tensor.Host{h}, []tensor.Memory{v.Memory()}))
 	n := v.Len(tensor.Heads) * v.Len(tensor.Dim)
 	here := tensor.Dense(h, v.DType(), 0, v.Shape())
 	for i, row := range to {

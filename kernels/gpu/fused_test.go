@@ -8,7 +8,6 @@ import (
 	"math"
 	"slices"
 	"testing"
-	"unsafe"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/attentiontest"
@@ -19,7 +18,8 @@ import (
 // fusedRig has a Fused on the first GPU, and copies data to and from it.
 type fusedRig struct {
 	*Fused
-	dev *cuda.Device
+	dev       *cuda.Device
+	transfers *transfers
 }
 
 func newFused(t testing.TB, options FusedOptions) fusedRig {
@@ -40,49 +40,13 @@ func newFused(t testing.TB, options FusedOptions) fusedRig {
 		check(t, stream.Close())
 		check(t, dev.Close())
 	})
-	return fusedRig{f, dev}
+	return fusedRig{f, dev, &transfers{dev: dev, stream: stream}}
 }
 
 func (r fusedRig) rig() attentiontest.Rig {
-	return attentiontest.Rig{Kernel: r.Fused, Sync: r.stream.Sync, Upload: r.upload, Download: r.download}
-}
-
-// upload copies host memory to the device.
-func (r fusedRig) upload(h *tensor.Host) (tensor.Memory, error) {
-	mem, err := r.dev.Alloc(h.Bytes())
-	if err != nil {
-		return nil, err
+	return attentiontest.Rig{
+		Kernel: r.Fused, Sync: r.stream.Sync, Upload: r.transfers.uploadAll, Download: r.transfers.downloadAll,
 	}
-	return mem, r.transfer(h, func(pinned uint64, p *tensor.Host) {
-		copy(hostBytes(p), hostBytes(h))
-		r.stream.Copy(uint64(uintptr(mem.Ptr())), pinned, h.Bytes())
-	}, nil)
-}
-
-// download copies device memory to the host.
-func (r fusedRig) download(dst *tensor.Host, src tensor.Memory) error {
-	return r.transfer(dst, func(pinned uint64, _ *tensor.Host) {
-		r.stream.Copy(pinned, uint64(uintptr(src.Ptr())), dst.Bytes())
-	}, func(p *tensor.Host) { copy(hostBytes(dst), hostBytes(p)) })
-}
-
-func (r fusedRig) transfer(h *tensor.Host, queue func(uint64, *tensor.Host), done func(*tensor.Host)) error {
-	pinned, err := r.dev.AllocHost(h.Bytes())
-	if err != nil {
-		return err
-	}
-	queue(uint64(uintptr(pinned.Host().Ptr())), pinned.Host())
-	if err := r.stream.Sync(context.Background()); err != nil {
-		return err
-	}
-	if done != nil {
-		done(pinned.Host())
-	}
-	return pinned.Free()
-}
-
-func hostBytes(h *tensor.Host) []byte {
-	return unsafe.Slice((*byte)(h.Ptr()), h.Bytes())
 }
 
 // beyondFused lists cases that cuDNN does not support. The rules of package attention reject them.

@@ -6,9 +6,11 @@ import (
 	"context"
 	"math/rand/v2"
 	"testing"
+	"unsafe"
 
 	"go.uber.org/goleak"
 
+	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/tensor"
 )
@@ -27,6 +29,98 @@ func newTestCPU(t testing.TB) *cpu.Kernels {
 	stream := tensor.NewHostStream("test")
 	t.Cleanup(func() { stream.Close() })
 	return cpu.New(stream)
+}
+
+// transfers copies between the host and the device, through pinned memory that it keeps: pinning memory and waiting for
+// the device take longer than most copies.
+type transfers struct {
+	dev    *cuda.Device
+	stream *cuda.Stream
+	pinned *cuda.Pinned // of the largest transfer so far
+}
+
+// upload copies host memory to device addresses.
+func (x *transfers) upload(dst []uint64, src [][]byte) error {
+	pinned, addr, err := x.stage(src)
+	if err != nil {
+		return err
+	}
+	at := 0
+	for i, b := range src {
+		copy(pinned[at:], b)
+		x.stream.Copy(dst[i], addr+uint64(at), int64(len(b)))
+		at += len(b)
+	}
+	return x.stream.Sync(context.Background())
+}
+
+// download copies from device addresses to host memory.
+func (x *transfers) download(dst [][]byte, src []uint64) error {
+	pinned, addr, err := x.stage(dst)
+	if err != nil {
+		return err
+	}
+	at := 0
+	for i, b := range dst {
+		x.stream.Copy(addr+uint64(at), src[i], int64(len(b)))
+		at += len(b)
+	}
+	if err := x.stream.Sync(context.Background()); err != nil {
+		return err
+	}
+	for _, b := range dst {
+		pinned = pinned[copy(b, pinned):]
+	}
+	return nil
+}
+
+// stage returns pinned memory for all buffers of a transfer, and its address.
+func (x *transfers) stage(buffers [][]byte) (pinned []byte, addr uint64, err error) {
+	bytes := int64(1)
+	for _, b := range buffers {
+		bytes += int64(len(b))
+	}
+	if x.pinned == nil || x.pinned.Host().Bytes() < bytes {
+		if x.pinned != nil {
+			err = x.pinned.Free()
+		}
+		if x.pinned = nil; err == nil {
+			x.pinned, err = x.dev.AllocHost(bytes)
+		}
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	host := x.pinned.Host()
+	return hostBytes(host), uint64(uintptr(host.Ptr())), nil
+}
+
+// uploadAll copies buffers to new memory of the device.
+func (x *transfers) uploadAll(buffers []*tensor.Host) (copies []tensor.Memory, err error) {
+	var dst []uint64
+	var src [][]byte
+	for _, h := range buffers {
+		mem, err := x.dev.Alloc(h.Bytes())
+		if err != nil {
+			return nil, err
+		}
+		copies, dst, src = append(copies, mem), append(dst, uint64(uintptr(mem.Ptr()))), append(src, hostBytes(h))
+	}
+	return copies, x.upload(dst, src)
+}
+
+// downloadAll copies memory of the device to buffers.
+func (x *transfers) downloadAll(buffers []*tensor.Host, from []tensor.Memory) error {
+	var dst [][]byte
+	var src []uint64
+	for i, h := range buffers {
+		dst, src = append(dst, hostBytes(h)), append(src, uint64(uintptr(from[i].Ptr())))
+	}
+	return x.download(dst, src)
+}
+
+func hostBytes(h *tensor.Host) []byte {
+	return unsafe.Slice((*byte)(h.Ptr()), h.Bytes())
 }
 
 func settle(t testing.TB, c *cpu.Kernels) {

@@ -25,9 +25,10 @@ var (
 // cudaRig has the kernels of the first GPU, and the CPU kernels to compare with.
 type cudaRig struct {
 	*Ops
-	t   testing.TB
-	cpu *cpu.Kernels
-	rng *rand.Rand
+	t         testing.TB
+	transfers *transfers
+	cpu       *cpu.Kernels
+	rng       *rand.Rand
 }
 
 func newCUDARig(t testing.TB) *cudaRig {
@@ -48,7 +49,9 @@ func newCUDARig(t testing.TB) *cudaRig {
 		check(t, stream.Close())
 		check(t, dev.Close())
 	})
-	return &cudaRig{Ops: c, t: t, cpu: newTestCPU(t), rng: rand.New(rand.NewPCG(1, 2))}
+	return &cudaRig{
+		Ops: c, t: t, transfers: &transfers{dev: dev, stream: stream}, cpu: newTestCPU(t), rng: rand.New(rand.NewPCG(1, 2)),
+	}
 }
 
 // within returns the rig for a subtest.
@@ -74,33 +77,17 @@ func (r *cudaRig) upload(host View) View {
 // send copies a dense host view to a dense device view.
 func (r *cudaRig) send(to, host View) {
 	r.t.Helper()
-	bytes := int64(host.Size()) * int64(host.DType().Size())
-	pinned, err := r.loader.Device().AllocHost(bytes)
-	check(r.t, err)
-	copy(hostBytes(pinned.Host()), tensor.Bytes(host))
-	r.stream.Copy(cuda.Addr(to), uint64(uintptr(pinned.Host().Ptr())), bytes)
-	check(r.t, r.stream.Sync(context.Background()))
-	check(r.t, pinned.Free())
+	check(r.t, r.transfers.upload([]uint64{cuda.Addr(to)}, [][]byte{tensor.Bytes(host)}))
 }
 
 // download copies a dense device view to the host.
 func (r *cudaRig) download(v View) (View, error) {
 	shape := v.Shape()
 	host := tensor.New(v.DType(), shape[:]...)
-	bytes := int64(v.Size()) * int64(v.DType().Size())
-	if bytes == 0 {
+	if host.Size() == 0 {
 		return host, r.stream.Sync(context.Background())
 	}
-	pinned, err := r.loader.Device().AllocHost(bytes)
-	if err != nil {
-		return host, err
-	}
-	r.stream.Copy(uint64(uintptr(pinned.Host().Ptr())), cuda.Addr(v), bytes)
-	if err := r.stream.Sync(context.Background()); err != nil {
-		return host, err
-	}
-	copy(tensor.Bytes(host), hostBytes(pinned.Host()))
-	return host, pinned.Free()
+	return host, r.transfers.download([][]byte{tensor.Bytes(host)}, []uint64{cuda.Addr(v)})
 }
 
 func TestCUDAOps(t *testing.T) {

@@ -16,25 +16,26 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A rig adapts a kernel to the conformance suite. A case begins with all memory free, after the results of the previous
-// case have been read.
+// A rig adapts a kernel to the conformance suite. A case begins with all memory free.
 func (k *hostFlash) rig() attentiontest.Rig {
-	done := false
 	return attentiontest.Rig{
 		Kernel: k,
-		Upload: func(m *tensor.Host) (tensor.Memory, error) {
-			if done {
-				k.used, done = 0, false
+		Upload: func(buffers []*tensor.Host) (copies []tensor.Memory, err error) {
+			k.used = 0
+			for _, h := range buffers {
+				to, err := k.alloc(h.Bytes())
+				if err != nil {
+					return nil, err
+				}
+				copy(hostBytes(to), hostBytes(h))
+				copies = append(copies, to)
 			}
-			to, err := k.alloc(m.Bytes())
-			if err == nil {
-				copy(hostBytes(to), hostBytes(m))
-			}
-			return to, err
+			return copies, nil
 		},
-		Download: func(dst *tensor.Host, src tensor.Memory) error {
-			done = true
-			copy(hostBytes(dst), hostBytes(src.(*tensor.Host)))
+		Download: func(dst []*tensor.Host, src []tensor.Memory) error {
+			for i, h := range dst {
+				copy(hostBytes(h), hostBytes(src[i].(*tensor.Host)))
+			}
 			return nil
 		},
 	}
