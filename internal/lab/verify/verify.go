@@ -6,11 +6,11 @@
 package verify
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/model"
@@ -358,11 +358,11 @@ func repeated(expected [][]Row, many *Side) (n int) {
 
 // text returns the ids of a document as a key.
 func text(rows []Row) string {
-	var b strings.Builder
+	var b []byte
 	for _, r := range rows {
-		fmt.Fprintf(&b, "%x ", r.ID)
+		b = binary.LittleEndian.AppendUint32(b, uint32(r.ID))
 	}
-	return b.String()
+	return string(b)
 }
 
 func (r *Report) compareLoss(one, many *Side) {

@@ -5,6 +5,7 @@ package device
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sync/errgroup"
@@ -201,10 +202,12 @@ type cudaStore struct {
 	stream  *cuda.Stream
 	further streams
 	loader  *gpu.Loader
-	before  int64          // MemoryBytes of the new context
-	pinned  []*cuda.Pinned // the blocks of host
-	host    *heap.Heap
-	out     map[*tensor.Host]View // of host, by the result of AllocHost
+	before  int64 // MemoryBytes of the new context
+
+	hostMu sync.Mutex     // guards what follows
+	pinned []*cuda.Pinned // the blocks of host
+	host   *heap.Heap
+	out    map[*tensor.Host]View // of host, by the result of AllocHost
 }
 
 // pinnedBlock is the size of one allocation of pinned memory. Each takes the driver a millisecond, whatever its size.
@@ -232,6 +235,8 @@ func (s *cudaStore) Alloc(n int64) (tensor.Memory, error) {
 }
 
 func (s *cudaStore) AllocHost(n int64) (*tensor.Host, error) {
+	s.hostMu.Lock()
+	defer s.hostMu.Unlock()
 	v, err := s.host.Alloc(tensor.F64, int(n+7)/8)
 	if err != nil {
 		return nil, err
@@ -243,6 +248,8 @@ func (s *cudaStore) AllocHost(n int64) (*tensor.Host, error) {
 }
 
 func (s *cudaStore) FreeHost(h *tensor.Host) {
+	s.hostMu.Lock()
+	defer s.hostMu.Unlock()
 	clear(tensor.Data[float64](s.out[h])) // free memory is zero
 	s.host.Free(s.out[h])
 	delete(s.out, h)

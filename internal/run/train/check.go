@@ -136,8 +136,9 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 	var lengths data.Lengths
 	if n := min(found.Samples, pairSamples); !l.Alike() {
 		for i := range n { // from all parts of the data
-			found.SamplePairs += model.VisiblePairs(l.Docs(i*found.Samples/n), -1) / float64(n)
+			found.SamplePairs += model.VisiblePairs(l.Docs(i*found.Samples/n), -1)
 		}
+		found.SamplePairs /= float64(n)
 	}
 	if found.DroppedDocuments, lengths = l.Dropped(); found.DroppedDocuments > 0 {
 		found.Retention = lengths.Kept(cfg.Data.SeqLen)

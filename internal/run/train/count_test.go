@@ -45,6 +45,7 @@ func countedWhole(seqLen int, packed bool, docs ...[]int) (c train.Data) {
 			c.DroppedDocuments++
 			continue
 		}
+		c.SamplePairs += float64(len(d)*(len(d)+1)) / 2
 		if c.SampleTokens += int64(len(d)); !packed || room < len(d) {
 			c.Samples, room = c.Samples+1, seqLen
 		}
@@ -55,7 +56,26 @@ func countedWhole(seqLen int, packed bool, docs ...[]int) (c train.Data) {
 			}
 		}
 	}
+	c.SamplePairs /= float64(max(c.Samples, 1))
 	return c
+}
+
+// pairsOf counts the tokens that each token of the mean sample sees, if samples cut documents.
+func pairsOf(seqLen, samples int, docs ...[]int) (pairs float64) {
+	at := 0
+	for _, d := range docs {
+		seen := 0
+		for range d {
+			if at%seqLen == 0 {
+				seen = 0
+			}
+			if seen++; at < samples*seqLen {
+				pairs += float64(seen)
+			}
+			at++
+		}
+	}
+	return pairs / float64(max(samples, 1))
 }
 
 // The numbers at the start of a run equal those of an independent count, for all kinds of files.
@@ -139,6 +159,9 @@ func TestDataIsCounted(t *testing.T) {
 				want = train.Data{}
 				want.Tokens, want.Targets, want.Samples = counted(seqLen, packed, c.docs...)
 				want.SampleTokens = want.Samples * int64(seqLen)
+				if packed {
+					want.SamplePairs = pairsOf(seqLen, int(want.Samples), c.docs...)
+				}
 			}
 			want.Files = c.files
 			got, err := train.Check(cfg)

@@ -37,6 +37,7 @@ type Trainer struct {
 	scaler   *scaler
 	arena    *tensor.Arena
 	stage    *stage
+	moves    *offload    // nil: no activations move to the host
 	divides  []divided   // weights that ranks set together, until gather
 	saved    [][]float32 // the newest snapshot, by field
 	train    *feed
@@ -154,8 +155,8 @@ func (t *Trainer) allocate(o *Options) error {
 	return err
 }
 
-// populate sets the state, connects the ranks' groups and prepares attention, all at the same time: the first keeps the
-// host busy, the second waits for other ranks, and the third builds plans.
+// populate sets the state, connects the ranks' groups, prepares attention and pins host memory, all at the same time.
+// The first keeps the cores busy, the second waits for other ranks, and the others for libraries.
 func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	g, setting := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -169,6 +170,11 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 		})
 	})
 	g.Go(func() error { return t.rehearse(o) })
+	g.Go(func() (err error) {
+		defer o.timed("host memory for activations")()
+		t.moves, err = newOffload(t.dev, o.Room.Layers, o.Room.Host)
+		return err
+	})
 	if err := g.Wait(); err != nil {
 		return err
 	}
@@ -226,15 +232,9 @@ func (t *Trainer) build(o *Options) (err error) {
 	cfg, shape, room := t.cfg, &t.cfg.Model.Config, o.Room
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk,
 		Layers: room.Layers, Hooks: t.share.hooks()}
-	pinned := o.timed("host memory for activations")
-	moves, err := newOffload(t.dev, room.Layers, room.Host)
-	pinned()
-	if err != nil {
-		return err
-	}
 	t.share.label.streams = append([]tensor.Stream{t.dev.Stream}, t.dev.Copies...)
-	if moves != nil {
-		opt.Hooks.Keep, opt.Hooks.Bring = moves.keep, moves.bring
+	if t.moves != nil {
+		opt.Hooks.Keep, opt.Hooks.Bring = t.moves.keep, t.moves.bring
 	}
 	if t.arena, err = t.dev.Arena("activations", room.Activations); err != nil {
 		return err
