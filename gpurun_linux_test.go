@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// binary stands for a test binary: it lists tests, or runs those of the pattern. It appends the pattern to a file at the
-// end, and a word if another process runs.
+// binary stands for a test binary: it lists tests, or runs those of the pattern. It appends a word to a file if another
+// process runs, and the pattern at the end.
 const binary = `#!/bin/sh
 [ "$1" = -test.list ] && exec cat tests
 mkdir busy 2>&- || echo overlap >>order
@@ -22,13 +22,14 @@ case $5 in
 *TestLeaks*) echo '--- PASS: TestLeaks (0.00s)'; exit 1 ;;
 *TestSlow*) sleep 0.2; echo '--- PASS: TestSlow (0.20s)' ;;
 *TestSkips*) echo '--- SKIP: TestSkips (0.00s)' ;;
-*) for t in $(echo "$5" | tr -d '^()$' | tr '|' ' '); do printf -- 'text--- PASS: %s (0.00s)\n--- PASS: x\n' "$t"; done ;;
+*) t=$(echo "$5" | tr -d '^()$') && printf -- 'text--- PASS: %s (0.00s)\n--- PASS: x\n' "$t" ;;
 esac
 `
 
 // gpuRun runs scripts/gpu-run on a pack of packages with these tests, in so many processes at once. It returns the
 // output, whether it succeeded, and what the processes of a package appended.
-func gpuRun(t *testing.T, jobs string, packages map[string][]string) (out string, ok bool, order func(name string) []string) {
+func gpuRun(t *testing.T, jobs string, packages map[string][]string) (
+	out string, ok bool, order func(name string) []string) {
 	t.Helper()
 	dir := t.TempDir()
 	stage, pack := filepath.Join(dir, "stage"), filepath.Join(dir, "pack")
