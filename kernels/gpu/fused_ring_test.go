@@ -296,6 +296,7 @@ func TestFusedRingKeepsNaN(t *testing.T) {
 // TestFusedGathered checks that a forward pass over all keys of a rank, gathered, returns the results of one call.
 // Chunks of one document see the same keys, so pieces of a packed call overlap.
 func TestFusedGathered(t *testing.T) {
+	plain, packed := newFused(t, FusedOptions{}), newFused(t, FusedOptions{Packed: true}) // they keep their plans
 	for name, c := range fusedCases(t) {
 		layouts := []partition.Layout{c.layout, partition.Contiguous{}}
 		if docs := c.mask.Docs; len(docs) > 0 {
@@ -303,7 +304,10 @@ func TestFusedGathered(t *testing.T) {
 		}
 		for _, c.layout = range layouts {
 			t.Run(name+", "+c.layout.Name(), func(t *testing.T) {
-				r := newFused(t, FusedOptions{Packed: len(c.mask.Docs) > 0})
+				r := plain
+				if len(c.mask.Docs) > 0 {
+					r = packed
+				}
 				whole := c
 				whole.ranks, whole.layout = 1, partition.Contiguous{}
 				want := whole.run(t, r, func() {})
