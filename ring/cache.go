@@ -26,7 +26,7 @@ const CacheBytes = 64 << 20
 type cacheKey struct {
 	algorithm, shape, when              string
 	heads, kvHeads, inner, gather, rank int
-	positions                           bool
+	positions, split                    bool
 }
 
 type cached struct {
@@ -42,7 +42,8 @@ func NewCache(bytes int64) *Cache {
 
 // New returns the same as the function New.
 func (c *Cache) New(algorithm string, s Spec, rank int) (*Schedule, error) {
-	key := cacheKey{algorithm, s.Key(), s.Gather, s.Heads, s.KVHeads, s.Inner, s.GatherHeads, rank, s.Positions}
+	key := cacheKey{algorithm, s.Key(), s.Gather, s.Heads, s.KVHeads, s.Inner, s.GatherHeads, rank, s.Positions,
+		s.Split}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.known[key]; e != nil {

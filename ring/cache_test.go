@@ -20,6 +20,7 @@ func TestCacheGivesWhatNewGives(t *testing.T) {
 	for i := range 600 {
 		s, algorithm := shapes[rng.IntN(len(shapes))], Algorithms[i%len(Algorithms)]
 		rank, spec := rng.IntN(s.Size), specOf(s)
+		spec.Split = rng.IntN(2) == 0
 		spec.Positions, spec.GatherHeads, spec.Gather = rng.IntN(2) == 0, rng.IntN(2), Gathers[rng.IntN(3)]
 		wg.Go(func() {
 			got, err := c.New(algorithm, spec, rank)

@@ -1,6 +1,10 @@
 package ring
 
-import "github.com/cprun/cprun/partition"
+import (
+	"slices"
+
+	"github.com/cprun/cprun/partition"
+)
 
 // ring plans Ring Attention (Liu et al., arXiv:2310.01889): in hop h a rank holds the keys of the owner h ranks before
 // it, and passes them on while it computes. A block stops at the last rank that sees any of it, and only the rows that
@@ -67,6 +71,26 @@ func (p *Planner) ring(rank int) *Schedule {
 		}
 	}
 	return p.finish(&Schedule{Rank: rank, Backward: hops})
+}
+
+// split moves the second half of the own queries of a backward pass to its last hop, so that the gradients of the own
+// keys come home beside a call. The first half stays in the first hop, beside the first rows that arrive.
+func split(hops []Hop) []Hop {
+	hops = slices.Clone(hops)
+	first, last := &hops[0], &hops[len(hops)-1]
+	if len(first.Tiles) != 1 || first.Tiles[0].Q.Len() < 2 || len(last.RecvGrad) == 0 || len(last.Tiles) > 0 {
+		return hops
+	}
+	early, late := first.Tiles[0], first.Tiles[0]
+	half := early.Q.Lo + early.Q.Len()/2
+	early.Q.Hi, late.Q.Lo = half, half
+	early.K.Hi, late.K.Lo = min(early.K.Hi, half+early.Band.Hi), max(late.K.Lo, half+late.Band.Lo)
+	if early.K.Lo >= early.K.Hi || late.K.Lo >= late.K.Hi {
+		return hops
+	}
+	last.Tiles, last.Keys, last.Columns, last.Grads = []partition.Tile{late}, first.Keys, first.Columns, first.Grads
+	first.Tiles, first.Grads.Hi, last.Held = []partition.Tile{early}, early.K.Hi, early.K.Hi
+	return hops
 }
 
 // kvBuffer returns the K/V buffer of the block of hop h: two take turns.

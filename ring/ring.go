@@ -120,7 +120,7 @@ func (b *buffers) block(hop *Hop) attention.Block {
 
 func (b *buffers) gradBlock(hop *Hop) attention.GradBlock {
 	grads := b.grads[hop.Grads.Buf].grads(0, max(hop.Keys.Hi, hop.Grads.Hi))
-	return attention.GradBlock{Block: b.block(hop), KeyGrads: grads, Fresh: hop.Grads.rows(),
+	return attention.GradBlock{Block: b.block(hop), KeyGrads: grads, Fresh: hop.fresh(),
 		FoldNext: len(hop.Fold) > 0 && hop.Fold[0].Dst.Buf == hop.Grads.Buf}
 }
 

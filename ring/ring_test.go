@@ -40,7 +40,7 @@ func (p *problem) spec() ring.Spec {
 	h, kv := p.q.Len(tensor.Heads), p.k.Len(tensor.Heads)
 	return ring.Spec{Shape: p.shape, Heads: h, KVHeads: kv,
 		Inner: cmp.Or(p.inner, partition.Inner(p.shape.Size, p.shape.Size, h, kv)), GatherHeads: p.gather,
-		Positions: p.softmax.Scores.Positions()}
+		Split: p.gather%2 == 0, Positions: p.softmax.Scores.Positions()}
 }
 
 // A result holds out, lse, dq, dk, dv in global order.

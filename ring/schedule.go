@@ -68,7 +68,8 @@ type Hop struct {
 	// (attention.Waiter) and the transfer has gates (comm.Gated).
 	Gated bool
 
-	Grads              Block // the rows that the call sets to its dK, dV; no other hop has written them before
+	Grads              Block // the rows that the call sets to its dK, dV
+	Held               int   // but it adds to rows of Grads before this one, which an earlier hop has set
 	SendGrad, RecvGrad []Move
 	CopyGrad           []Copy
 	Fold               []Fold // in order, after the call and the transfers
@@ -76,6 +77,11 @@ type Hop struct {
 
 // forward reports whether a forward pass does anything in the hop.
 func (h *Hop) forward() bool { return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.CopyKV) > 0 }
+
+// fresh returns the rows of Grads that no hop has written before.
+func (h *Hop) fresh() partition.Range {
+	return partition.Range{Lo: min(max(h.Grads.Lo, h.Held), h.Grads.Hi), Hi: h.Grads.Hi}
+}
 
 // special reports whether the hop does more than exchange rows that have arrived when it is over.
 func (h *Hop) special() bool { return h.Late || h.Gated || len(h.CopyKV)+len(h.CopyGrad) > 0 }
@@ -170,6 +176,8 @@ type Spec struct {
 	// GatherHeads is the number of heads of k and v that travel to a rank at a time. 0: all in an allgather, and a
 	// quarter of them where heads are exchanged.
 	GatherHeads int
+	// Split computes the own keys of a backward pass in two calls, the second beside the gradients on their way home.
+	Split bool
 	// Gather says when rows that are fetched in one hop, by allgather or in a window, travel: Beside, which ""
 	// means, Before or Auto.
 	Gather string
@@ -344,6 +352,12 @@ func move(peer, buf int, r partition.Range) Move { return Move{peer, Block{buf, 
 // the forward pass is the backward pass without gradients.
 func (p *Planner) finish(s *Schedule) *Schedule {
 	own := Buffer{Rows: p.index.Keys(s.Rank)}
+	if p.spec.Split && p.groupHeads() == 0 {
+		if s.Forward == nil {
+			s.Forward = s.Backward
+		}
+		s.Backward = split(s.Backward)
+	}
 	s.Rows, s.GatherHeads = p.rows(s.Rank), p.groupHeads()
 	s.KVBufs, s.GradBufs = []Buffer{own}, []Buffer{own}
 	s.size()
@@ -454,6 +468,7 @@ func (s Strategy) Spec(shape partition.Shape, heads, kvHeads int) Spec {
 	return Spec{
 		Shape: shape, Heads: heads, KVHeads: kvHeads,
 		Inner: s.Inner, GatherHeads: s.GatherHeads, Gather: s.Gather,
+		Split: s.Backend != "fused", // cuDNN would compute the hidden pairs of the second half
 	}
 }
 

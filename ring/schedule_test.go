@@ -40,7 +40,7 @@ func randomShape(rng *rand.Rand) partition.Shape {
 
 // specOf returns a shape with heads that every algorithm can divide.
 func specOf(s partition.Shape) Spec {
-	return Spec{Shape: s, Heads: 4, KVHeads: 2, Inner: partition.Inner(s.Size, s.Size, 4, 2)}
+	return Spec{Shape: s, Heads: 4, KVHeads: 2, Inner: partition.Inner(s.Size, s.Size, 4, 2), Split: s.SeqQ%2 == 0}
 }
 
 // Every schedule, on every rank, must compute each visible pair once, with the right key in
@@ -78,7 +78,7 @@ func TestSchedulesOfDocumentsComputeEveryPairOnce(t *testing.T) {
 			index := partition.NewIndex(shape)
 			index.Prepare()
 			for _, algorithm := range Variants {
-				name, spec := As(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1})
+				name, spec := As(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1, Split: n%2 == 0})
 				all, err := All(name, spec)
 				if err != nil {
 					t.Fatal(err)

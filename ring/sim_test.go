@@ -501,7 +501,8 @@ func (p *pass) compute(h *Hop, backward bool) {
 	defer p.mu.Unlock()
 	var grads grid
 	if backward {
-		p.grads[h.Grads.Buf].block(h.Grads).set(func(_, _, _ int) int { return 0 })
+		fresh := h.fresh()
+		p.grads[h.Grads.Buf].block(Block{Lo: fresh.Lo, Hi: fresh.Hi}).set(func(_, _, _ int) int { return 0 })
 		grads = p.grads[h.Grads.Buf][:h.Grads.Hi]
 	}
 	if len(h.Tiles) == 0 {

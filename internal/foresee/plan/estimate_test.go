@@ -80,7 +80,7 @@ func TestEstimatesOfMeasuredSteps(t *testing.T) {
 		{1, "128K", 29.37, full}, {2, "128K", 11.96, ""}, {2, "128K", 11.97, gather}, {2, "128K", 12.41, ulysses},
 		{2, "256K", 42.58, ""},
 	} {
-		set := []string{"data.seq_len=" + c.seq}
+		set := []string{"data.seq_len=" + c.seq, "attention.backend=fused"}
 		if c.set != "" {
 			set = append(set, c.set)
 		}

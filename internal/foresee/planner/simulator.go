@@ -3,6 +3,7 @@ package planner
 import (
 	"slices"
 
+	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -169,9 +170,12 @@ func (s *simulator) pass(x *shards, p onePass) (float64, error) {
 	return r.Seconds, err
 }
 
-// group returns the schedules of the ranks that are followed, which both passes and all backends have in common.
+// group returns the schedules of the ranks that are followed, which both passes and all backends but cuDNN have in
+// common.
 func (s *simulator) group(x *shards, w ring.Strategy) (*group, error) {
-	w.Backend = ""
+	if w.Backend != backends.Fused.String() {
+		w.Backend = ""
+	}
 	if g := s.groups[w]; g != nil {
 		return g, nil
 	}
