@@ -79,12 +79,10 @@ func (s *Schedule) whole() Trade { return Trade{s.Q, s.KV, s.Forward, s.Backward
 func (p *Planner) trades(s *Schedule) (list []Trade) {
 	x := &p.spec
 	heads := x.KVHeads / p.degree // of k and v, of a rank
-	if heads < 2 || x.KVHeads%p.degree > 0 || x.GatherHeads == 0 && x.SeqQ < manyRows*x.Size {
-		return []Trade{s.whole()}
-	}
-	each := min(heads, cmp.Or(x.GatherHeads, (heads+3)/4))
-	for heads%each > 0 {
-		each--
+	each := heads
+	if x.KVHeads%p.degree == 0 && (x.GatherHeads > 0 || x.SeqQ >= manyRows*x.Size) {
+		for each = min(heads, cmp.Or(x.GatherHeads, (heads+3)/4)); heads%each > 0; each-- {
+		}
 	}
 	if each == heads {
 		return []Trade{s.whole()}

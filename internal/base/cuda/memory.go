@@ -140,16 +140,6 @@ func (d *Device) take(bytes int64) (alloc, error) {
 	return a, nil
 }
 
-// Allocated returns the bytes that this process has allocated from the driver on the device.
-func (d *Device) Allocated() (bytes int64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, a := range d.allocs {
-		bytes += a.bytes
-	}
-	return bytes
-}
-
 func (d *Device) freeAll() error {
 	d.reasonMu.Lock()
 	d.reasons = nil // these functions read pinned memory

@@ -17,7 +17,6 @@ import (
 	"github.com/cprun/cprun/internal/base/cuda/dnn"
 	"github.com/cprun/cprun/internal/base/heap"
 	"github.com/cprun/cprun/internal/base/nccl"
-	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/optim"
@@ -66,8 +65,8 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1,
 		Machine:   o.Machine,
 		NewStream: s.further.maker(s.newStream), NewClock: s.clock,
-		NewOptim: s.newOptim, Usage: s.usage,
-		close: func() error { return closeAll(closers) },
+		NewOptim: s.newOptim,
+		close:    func() error { return closeAll(closers) },
 	}
 	if peak, ok := machine.CardFor(s.dev.Arch); ok {
 		d.PeakTFLOPs = peak.BF16 / 1e12
@@ -87,7 +86,6 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	}
 	keepNear(&o, gpu)
 	s := newCUDAStore(gpu)
-	s.before = s.MemoryBytes()
 	*closers = append(*closers, gpu.Close, s.free)
 	if o.Reserve > 0 {
 		if err := gpu.Reserve(o.Reserve + reserveSlack); err != nil {
@@ -202,7 +200,6 @@ type cudaStore struct {
 	stream  *cuda.Stream
 	further streams
 	loader  *gpu.Loader
-	before  int64 // MemoryBytes of the new context
 
 	hostMu sync.Mutex     // guards what follows
 	pinned []*cuda.Pinned // the blocks of host
@@ -297,14 +294,6 @@ func (s *cudaStore) MemoryBytes() int64 {
 		return 0 // the stream reports faults of the device
 	}
 	return total - free
-}
-
-// usage separates the memory of a plan that is too low from that of libraries and of other processes.
-func (s *cudaStore) usage() string {
-	own := s.dev.Allocated()
-	return fmt.Sprintf("GPU memory %s: %s when opened, %s allocated by this run, %s by libraries or others",
-		readable.Bytes(s.MemoryBytes()), readable.Bytes(s.before), readable.Bytes(own),
-		readable.Bytes(s.MemoryBytes()-s.before-own))
 }
 
 func (s *cudaStore) clock(points int) (Clock, error) {

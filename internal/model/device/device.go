@@ -54,8 +54,6 @@ type Device struct {
 	NewOptim func(s tensor.Stream) optim.Device
 	// NewClock creates a clock with that many points of Stream.
 	NewClock func(points int) (Clock, error)
-	// Usage describes the used memory of a GPU by its origin; nil on a CPU.
-	Usage func() string
 
 	close func() error
 }

@@ -66,7 +66,6 @@ func (p *process) session(ctx context.Context, trains bool, run func(context.Con
 		Timed: timed.time,
 	})
 	if err == nil {
-		timed.usage = s.dev.Usage
 		s.options = train.Options{Room: mem.Room(), Report: p.report, Timed: timed.time, BoundGarbage: s.Machine.IsCPU()}
 		err = run(ctx, &s)
 	}

@@ -36,7 +36,7 @@ type process struct {
 	stream *tensor.HostStream
 	where  activity
 
-	start *start // the parts of a start; nil after the first step of a run on GPUs, and on CPUs
+	start *start // times of the parts of a start; nil after the first step of a run on GPUs, and on CPUs
 	first func() // called at the end of that
 
 	stopped bool // the role ended on request
@@ -239,8 +239,7 @@ func (p *process) payload(v any) error {
 type start struct {
 	mu    sync.Mutex
 	began time.Time
-	parts []part        // guarded by mu; in order of their beginning
-	usage func() string // of the device's memory; nil: none
+	parts []part // guarded by mu; in order of their beginning
 }
 
 type part struct {
@@ -270,12 +269,8 @@ func (s *start) String() string {
 	for i, p := range s.parts {
 		parts[i] = fmt.Sprintf("%s %.2f", p.name, p.took.Seconds())
 	}
-	line := fmt.Sprintf("first step done in %.2f s: %s (s; parts may overlap)", time.Since(s.began).Seconds(),
+	return fmt.Sprintf("first step done in %.2f s: %s (s; parts may overlap)", time.Since(s.began).Seconds(),
 		strings.Join(parts, ", "))
-	if s.usage != nil {
-		line += "; " + s.usage()
-	}
-	return line
 }
 
 func (p *process) attention(ctx context.Context) error {
