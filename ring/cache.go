@@ -74,10 +74,9 @@ func (s *Schedule) bytes() int64 {
 		n += int64(len(h.Tiles))*int64(unsafe.Sizeof(partition.Tile{})) + 8*int64(len(h.Columns))
 		n += int64(moves) * int64(unsafe.Sizeof(Move{}))
 	}
-	for _, t := range s.Trades {
-		n += int64(len(t.Q.Send)+len(t.Q.Recv)+len(t.KV.Send)+len(t.KV.Recv)) * int64(unsafe.Sizeof(headMove{}))
-		if t.Label != "" {
-			n += int64(len(t.Forward)+len(t.Backward)) * int64(unsafe.Sizeof(Hop{}))
+	for _, x := range []*Exchange{s.Q, s.KV} {
+		if x != nil {
+			n += int64(len(x.Send)+len(x.Recv)) * int64(unsafe.Sizeof(headMove{}))
 		}
 	}
 	return n

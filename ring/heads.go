@@ -1,8 +1,6 @@
 package ring
 
 import (
-	"cmp"
-	"fmt"
 	"slices"
 	"sort"
 
@@ -54,54 +52,6 @@ func (x *Exchange) like(heads int) *Exchange {
 	return &one
 }
 
-// part returns the exchange of group g of n: of the same part of each rank's heads.
-func (x *Exchange) part(g, n int) *Exchange {
-	y := Exchange{Rows: x.Rows, Heads: x.Heads / n, First: x.First + g*(x.Heads/n)}
-	of := func(moves []headMove, at int) []headMove {
-		out := slices.Clone(moves)
-		for i := range out {
-			h := &out[i].Box.Heads
-			*h = partition.Range{Lo: h.Lo + at, Hi: h.Lo + at + y.Heads}
-		}
-		return out
-	}
-	y.Send, y.Recv = of(x.Send, g*y.Heads), of(x.Recv, 0)
-	return &y
-}
-
-// manyRows is the number of rows of a rank above which an exchange takes longer than starting one.
-const manyRows = 2048
-
-// whole returns the trade of all heads at once.
-func (s *Schedule) whole() Trade { return Trade{s.Q, s.KV, s.Forward, s.Backward, ""} }
-
-// trades cuts a schedule into equal groups of heads, which are alike on all ranks.
-func (p *Planner) trades(s *Schedule) (list []Trade) {
-	x := &p.spec
-	heads := x.KVHeads / p.degree // of k and v, of a rank
-	each := heads
-	if x.KVHeads%p.degree == 0 && (x.GatherHeads > 0 || x.SeqQ >= manyRows*x.Size) {
-		for each = min(heads, cmp.Or(x.GatherHeads, (heads+3)/4)); heads%each > 0; each-- {
-		}
-	}
-	if each == heads {
-		return []Trade{s.whole()}
-	}
-	named := func(label string, hops []Hop) []Hop {
-		hops = slices.Clone(hops)
-		for i := range hops {
-			hops[i].Label = label + hops[i].Label
-		}
-		return hops
-	}
-	for g := range heads / each {
-		label := fmt.Sprintf("group %d of heads/", g)
-		list = append(list, Trade{s.Q.part(g, heads/each), s.KV.part(g, heads/each), named(label, s.Forward),
-			named(label, s.Backward), label})
-	}
-	return list
-}
-
 // ulysses plans the ring over groups of p.degree ranks that exchange heads inside. Each rank holds all rows of its
 // group for some heads, and exchanges keys with the ranks of other groups that hold the same heads (USP,
 // arXiv:2405.07719; LoongTrain, arXiv:2406.18485). One group is Ulysses (Jacobs et al., arXiv:2309.14509), groups of
@@ -131,7 +81,6 @@ func (p *Planner) ulysses(rank int) *Schedule {
 	if s.Q.Heads == 0 {
 		s.Forward, s.Backward, s.KVBufs, s.GradBufs = nil, nil, make([]Buffer, 1), make([]Buffer, 1)
 	}
-	s.Trades = p.trades(s)
 	return s
 }
 

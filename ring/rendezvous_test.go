@@ -42,18 +42,13 @@ func swaps(s *Schedule, backward bool) []swap {
 	if backward {
 		hops = s.Backward
 	}
-	for g := range max(len(s.Trades), 1) { // groups exchange with the same peers
-		if g+1 < len(s.Trades) {
-			heads(false, s.Q, s.KV)
-		}
-		for _, h := range hops {
-			add(swap{peers(peers(nil, h.SendKV), h.SendGrad), peers(peers(nil, h.RecvKV), h.RecvGrad)})
-		}
-		if backward {
-			heads(true, s.Q, s.KV)
-		} else {
-			heads(true, s.Q)
-		}
+	for _, h := range hops {
+		add(swap{peers(peers(nil, h.SendKV), h.SendGrad), peers(peers(nil, h.RecvKV), h.RecvGrad)})
+	}
+	if backward {
+		heads(true, s.Q, s.KV)
+	} else {
+		heads(true, s.Q)
 	}
 	return list
 }

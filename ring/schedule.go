@@ -128,18 +128,9 @@ type Schedule struct {
 	// Q and KV exchange heads for rows before the hops, and back after them: the hops then work on the gathered rows.
 	// nil: the hops work on the rank's own rows and on all heads.
 	Q, KV *Exchange
-	// Trades has the same for each of the groups of heads that a pass takes one after another; with Q at least one.
-	Trades []Trade
 
 	// GatherHeads is the number of KV heads of the first and largest group; 0: all heads are one pass.
 	GatherHeads int
-}
-
-// A Trade is the exchanges and hops of a group of heads.
-type Trade struct {
-	Q, KV             *Exchange
-	Forward, Backward []Hop
-	Label             string // of the group; "": it is the only one
 }
 
 // Box is rows of some heads.
@@ -173,9 +164,7 @@ type Spec struct {
 	partition.Shape
 	Heads, KVHeads int // of q, and of k and v; ulysses and hierarchical exchange them
 	Inner          int // of hierarchical: neighbouring ranks that exchange heads, a divisor of Size
-	// GatherHeads is the number of heads of k and v that travel to a rank at a time. 0: all in an allgather, and a
-	// quarter of them where heads are exchanged.
-	GatherHeads int
+	GatherHeads    int // of allgather: heads of k and v that are gathered at a time; 0: all
 	// Split computes the own keys of a backward pass in two calls, the second beside the gradients on their way home.
 	Split bool
 	// Gather says when rows that are fetched in one hop, by allgather or in a window, travel: Beside, which ""
@@ -441,7 +430,7 @@ type Strategy struct {
 
 	Algorithm   string `json:"algorithm"`              // of Algorithms
 	Inner       int    `json:"inner,omitempty"`        // of hierarchical: neighbouring ranks that exchange heads
-	GatherHeads int    `json:"gather_heads,omitempty"` // as in Spec
+	GatherHeads int    `json:"gather_heads,omitempty"` // of allgather: key-value heads at a time; 0: all
 	Gather      string `json:"gather,omitempty"`       // of Gathers: when rows travel that come in one hop; "": Beside
 	Backend     string `json:"backend"`                // of package internal/model/backends
 }

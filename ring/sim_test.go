@@ -206,45 +206,27 @@ func names(spans []partition.Span, heads int) grid {
 func (s *sim) rank(sch *Schedule, backward bool) (out, dkv grid) {
 	q := names(s.shape.Layout.Spans(s.shape.SeqQ, s.shape.Size, sch.Rank), s.heads)
 	kv := names(s.shape.Layout.Spans(s.shape.SeqKV, s.shape.Size, sch.Rank), s.kvHeads)
-	if sch.Q == nil {
-		o, grads := newGrid(len(q), s.heads, 0), newGrid(sch.GradBufs[0].Rows, s.kvHeads, unset)
-		s.passes(sch, backward, q, o, kv, grads, s.heads, s.kvHeads)
-		if backward {
-			dkv = grads
-		}
-		return o, dkv
+	rowsQ, rowsKV := len(q), len(kv)
+	s.give(sch, sch.Q, q)
+	s.give(sch, sch.KV, kv)
+	q, kv = s.take(sch, sch.Q, q), s.take(sch, sch.KV, kv)
+	o := newGrid(len(q), width(q, sch.Q, s.heads), 0)
+	grads := newGrid(sch.GradBufs[0].Rows, width(kv, sch.KV, s.kvHeads), unset)
+	s.passes(sch, backward, q, o, kv, grads)
+	s.giveBack(sch, sch.Q, o)
+	if backward {
+		s.giveBack(sch, sch.KV, grads)
 	}
-	out, dkv = newGrid(len(q), s.heads, unset), newGrid(len(kv), s.kvHeads, unset)
-	give := func(g int) {
-		s.give(sch, sch.Trades[g].Q, q)
-		s.give(sch, sch.Trades[g].KV, kv)
-	}
-	give(0)
-	for g, x := range sch.Trades {
-		allQ, allKV := s.take(sch, x.Q), s.take(sch, x.KV)
-		if g+1 < len(sch.Trades) {
-			give(g + 1)
-		}
-		o, grads := newGrid(len(allQ), x.Q.Heads, 0), newGrid(sch.GradBufs[0].Rows, x.KV.Heads, unset)
-		s.passes(sch, backward, allQ, o, allKV, grads, x.Q.Heads, x.KV.Heads)
-		s.giveBack(sch, x.Q, o)
-		if backward {
-			s.giveBack(sch, x.KV, grads)
-		}
-		s.takeBack(sch, x.Q, out)
-		if backward {
-			s.takeBack(sch, x.KV, dkv)
-		}
-	}
-	if !backward {
-		dkv = nil
+	out = s.takeBack(sch, sch.Q, o, rowsQ, s.heads)
+	if backward {
+		dkv = s.takeBack(sch, sch.KV, grads, rowsKV, s.kvHeads)
 	}
 	return out, dkv
 }
 
 // passes runs the hops, of all groups of heads.
-func (s *sim) passes(sch *Schedule, backward bool, q, o, kv, grads grid, all, kvHeads int) {
-	hops := sch.Forward
+func (s *sim) passes(sch *Schedule, backward bool, q, o, kv, grads grid) {
+	hops, kvHeads := sch.Forward, width(kv, sch.KV, s.kvHeads)
 	if backward {
 		hops = sch.Backward
 	}
@@ -262,10 +244,10 @@ func (s *sim) passes(sch *Schedule, backward bool, q, o, kv, grads grid, all, kv
 				s.failf("rank %d begins a pass too many in %q", sch.Rank, h.Label)
 				return
 			}
-			each := all / max(kvHeads, 1)
+			each := width(q, sch.Q, s.heads) / max(kvHeads, 1)
 			heads := partition.Range{Lo: passes[0].Lo * each, Hi: passes[0].Hi * each}
 			if len(passes) == 1 && sch.GatherHeads == 0 {
-				heads = partition.Range{Hi: all}
+				heads = partition.Range{Hi: width(q, sch.Q, s.heads)}
 			}
 			p.q, p.o, passes = q.heads(heads), o.heads(heads), passes[1:]
 			p.calls, p.last, p.ended = 0, false, false
@@ -285,13 +267,25 @@ func (s *sim) passes(sch *Schedule, backward bool, q, o, kv, grads grid, all, kv
 }
 
 // width returns the number of heads that the hops work on, also for a grid without rows.
+func width(g grid, x *Exchange, own int) int {
+	if x != nil {
+		return x.Heads
+	}
+	return own
+}
+
 func (s *sim) give(sch *Schedule, x *Exchange, own grid) {
-	for _, m := range x.Send {
-		s.wires[sch.Rank][m.Peer] <- own.box(m.Box).clone()
+	if x != nil {
+		for _, m := range x.Send {
+			s.wires[sch.Rank][m.Peer] <- own.box(m.Box).clone()
+		}
 	}
 }
 
-func (s *sim) take(sch *Schedule, x *Exchange) grid {
+func (s *sim) take(sch *Schedule, x *Exchange, own grid) grid {
+	if x == nil {
+		return own
+	}
 	all := newGrid(x.Rows, x.Heads, unset)
 	for _, m := range x.Recv {
 		s.arrive(sch.Rank, m.Peer, all.box(m.Box), func(old, came int) int {
@@ -305,12 +299,18 @@ func (s *sim) take(sch *Schedule, x *Exchange) grid {
 }
 
 func (s *sim) giveBack(sch *Schedule, x *Exchange, all grid) {
-	for _, m := range x.Recv {
-		s.wires[sch.Rank][m.Peer] <- all.box(m.Box).clone()
+	if x != nil {
+		for _, m := range x.Recv {
+			s.wires[sch.Rank][m.Peer] <- all.box(m.Box).clone()
+		}
 	}
 }
 
-func (s *sim) takeBack(sch *Schedule, x *Exchange, own grid) {
+func (s *sim) takeBack(sch *Schedule, x *Exchange, all grid, rows, heads int) grid {
+	if x == nil {
+		return all
+	}
+	own := newGrid(rows, heads, unset)
 	for _, m := range x.Send {
 		s.arrive(sch.Rank, m.Peer, own.box(m.Box), func(old, came int) int {
 			if (old == unset) == m.Adds {
@@ -322,6 +322,7 @@ func (s *sim) takeBack(sch *Schedule, x *Exchange, own grid) {
 			return came
 		})
 	}
+	return own
 }
 
 // arrive puts a peer's message into dst.

@@ -62,12 +62,12 @@ func (r *Ring) forwardAdapted(out attention.Partial, q, k, v View, s *Schedule, 
 	if s.Q == nil {
 		return r.Forward(out, q, k, v, s, p)
 	}
-	return r.trade(s, p, func(t *headExchange) {
-		q, k, v := t.input(t.Q, q), t.input(t.KV, k), t.input(t.KV, v)
-		out := attention.Partial{O: t.output(t.Q, out.O), LSE: t.output(t.Q, out.LSE)}
-		p := t.scores(p, false)
-		t.pass = func(hops *Schedule) error { return r.Forward(out, q, k, v, hops, p) }
-	})
+	defer r.Arena.Release(r.Arena.Mark())
+	t := &headExchange{Ring: r, s: s}
+	q, k, v = t.input(s.Q, q), t.input(s.KV, k), t.input(s.KV, v)
+	out = attention.Partial{O: t.output(s.Q, out.O), LSE: t.output(s.Q, out.LSE)}
+	p = t.scores(p, false)
+	return t.run(func(s *Schedule) error { return r.Forward(out, q, k, v, s, p) })
 }
 
 // backwardAdapted does the same for Backward. It gathers q, K, V, dO, O and LSE again, since keeping them would take
@@ -82,76 +82,21 @@ func (r *Ring) backwardAdapted(
 	if s.Q == nil {
 		return r.Backward(g, do, q, k, v, out, s, p)
 	}
-	return r.trade(s, p, func(t *headExchange) {
-		q, do := t.input(t.Q, q), t.input(t.Q, do)
-		out := attention.Partial{O: t.input(t.Q, out.O), LSE: t.input(t.Q, out.LSE)}
-		k, v := t.input(t.KV, k), t.input(t.KV, v)
-		g := attention.Grads{DQ: t.output(t.Q, g.DQ), DK: t.output(t.KV, g.DK), DV: t.output(t.KV, g.DV)}
-		p := t.scores(p, true)
-		t.pass = func(hops *Schedule) error { return r.Backward(g, do, q, k, v, out, hops, p) }
-	})
-}
-
-// trade runs a pass for one group of heads after another. While kernels compute with a group, the heads of the next
-// come and the results of the one before leave. bind sets the pass of a group. With more ranks than heads some ranks
-// have none.
-func (r *Ring) trade(s *Schedule, p attention.Softmax, bind func(*headExchange)) error {
-	if r.Mover == nil {
-		return errNoMover
-	}
 	defer r.Arena.Release(r.Arena.Mark())
-	groups := s.Trades
-	if x := p.Scores; x != nil && !x.Bias.IsZero() && x.Bias.Len(tensor.Heads) == 1 {
-		groups = []Trade{s.whole()} // all heads add to the gradient of the bias that they share
-	}
-	var sets [2]scratch // of groups with even and odd numbers
-	scatter := func(g int) (*headExchange, error) {
-		set := &sets[g%2]
-		set.used = 0
-		t := &headExchange{Ring: r, Trade: &groups[g], scratch: set, rank: s.Rank}
-		bind(t)
-		return t, t.begin(labelScatterHeads, t.scatter)
-	}
-	var before *headExchange
-	next, err := scatter(0)
-	for g := 0; g < len(groups) && err == nil; g++ {
-		t := next
-		t.end()
-		if g+1 < len(groups) {
-			next, err = scatter(g + 1)
-		}
-		if err == nil && t.Q.Heads > 0 {
-			hops := *s
-			hops.Q, hops.KV, hops.Forward, hops.Backward = nil, nil, t.Trade.Forward, t.Trade.Backward
-			err = t.pass(&hops)
-		}
-		if before != nil {
-			before.end()
-		}
-		if err == nil {
-			err = t.begin(labelGatherHeads, t.gather)
-		}
-		before = t
-	}
-	if err == nil {
-		before.end()
-	}
-	return err
+	t := &headExchange{Ring: r, s: s}
+	q, do = t.input(s.Q, q), t.input(s.Q, do)
+	out = attention.Partial{O: t.input(s.Q, out.O), LSE: t.input(s.Q, out.LSE)}
+	k, v = t.input(s.KV, k), t.input(s.KV, v)
+	g = attention.Grads{DQ: t.output(s.Q, g.DQ), DK: t.output(s.KV, g.DK), DV: t.output(s.KV, g.DV)}
+	p = t.scores(p, true)
+	return t.run(func(s *Schedule) error { return r.Backward(g, do, q, k, v, out, s, p) })
 }
 
-// A headExchange holds the tensors of a pass whose heads the ranks scatter before it, and gather after it.
+// A headExchange holds the tensors of a pass that the ranks scatter the heads of before it, and gather after it.
 type headExchange struct {
 	*Ring
-	*Trade
-	*scratch
-	rank            int
+	s               *Schedule
 	scatter, gather []headTensor
-	pass            func(*Schedule) error
-
-	// Of the exchange on its way.
-	name   string
-	moving comm.Pending
-	came   []unpacking
 }
 
 // A headTensor is a tensor [batch, own rows, all heads, dim], and its exchanged form [batch, x.Rows, x.Heads, dim].
@@ -160,39 +105,19 @@ type headTensor struct {
 	own, all View
 }
 
-// An unpacking moves what came to its place.
-type unpacking struct {
-	dst, src View
-	adds     bool
-}
-
-// scratch is memory that groups use in turns. They ask for the same views in the same order.
-type scratch struct {
-	views []View
-	used  int
-}
-
-func (t *headExchange) alloc(dtype tensor.DType, batch, rows, heads, dim int) View {
-	if t.used == len(t.views) {
-		t.views = append(t.views, t.Arena.Alloc(dtype, batch, rows, heads, dim))
-	}
-	t.used++
-	return t.views[t.used-1]
-}
-
-func (t *headExchange) exchanged(x *Exchange, v View) headTensor {
-	return headTensor{x, v, t.alloc(v.DType(), v.Len(tensor.Batch), x.Rows, x.Heads, v.Len(tensor.Dim))}
+func (t *headExchange) alloc(x *Exchange, v View) headTensor {
+	return headTensor{x, v, t.Arena.Alloc(v.DType(), v.Len(tensor.Batch), x.Rows, x.Heads, v.Len(tensor.Dim))}
 }
 
 // input returns the exchanged form of v, which the pass reads.
 func (t *headExchange) input(x *Exchange, v View) View {
-	t.scatter = append(t.scatter, t.exchanged(x, v))
+	t.scatter = append(t.scatter, t.alloc(x, v))
 	return t.scatter[len(t.scatter)-1].all
 }
 
 // output returns the exchanged form of v, which the pass sets.
 func (t *headExchange) output(x *Exchange, v View) View {
-	t.gather = append(t.gather, t.exchanged(x, v))
+	t.gather = append(t.gather, t.alloc(x, v))
 	return t.gather[len(t.gather)-1].all
 }
 
@@ -200,7 +125,7 @@ func (t *headExchange) scores(p attention.Softmax, backward bool) attention.Soft
 	if p.Scores == nil {
 		return p
 	}
-	x, q := *p.Scores, t.Q
+	x, q := *p.Scores, t.s.Q
 	if !x.Slopes.IsZero() {
 		x.Slopes = x.Slopes.Slice(tensor.Heads, q.First, q.First+q.Heads)
 	}
@@ -218,21 +143,44 @@ func (t *headExchange) scores(p attention.Softmax, backward bool) attention.Soft
 	return p
 }
 
-// begin packs the messages and begins to exchange them.
-func (t *headExchange) begin(label string, list []headTensor) error {
-	t.name = path.Join(t.Ring.Label, t.Trade.Label, label)
-	t.Stream.Label(t.name)
+// run runs a pass between the exchanges of heads. With more ranks than heads some have none.
+func (t *headExchange) run(pass func(*Schedule) error) error {
+	hops := *t.s
+	hops.Q, hops.KV = nil, nil
+	err := t.exchange(labelScatterHeads, t.scatter)
+	if err == nil && t.s.Q.Heads > 0 {
+		err = pass(&hops)
+	}
+	if err != nil {
+		return err
+	}
+	return t.exchange(labelGatherHeads, t.gather)
+}
+
+// exchange packs the messages, exchanges them, and unpacks the received ones. When it releases its scratch, the stream
+// waits for the transfers.
+func (t *headExchange) exchange(label string, list []headTensor) error {
+	if t.Mover == nil {
+		return errNoMover
+	}
+	defer t.Arena.Release(t.Arena.Mark())
+	t.Stream.Label(path.Join(t.Label, label))
+	defer t.Stream.Label(t.Label)
+	rank := t.s.Rank
 	var send, recv []comm.Message
-	t.moving, t.came = nothing{}, t.came[:0]
+	type unpacking struct {
+		dst, src View
+		adds     bool
+	}
+	var came []unpacking
 	for _, v := range list {
-		from, to := side{v.own, joined(v.x.Send, t.rank)}, side{v.all, joined(v.x.Recv, t.rank)}
-		back := label == labelGatherHeads
+		from, to, back := side{v.own, joined(v.x.Send, rank)}, side{v.all, joined(v.x.Recv, rank)}, label == labelGatherHeads
 		if back {
 			from, to = to, from
 		}
 		var places, sources []View
-		send, places = t.parcels(send, from, false)
-		recv, sources = t.parcels(recv, to, back)
+		send, places = t.parcels(send, from, rank, false)
+		recv, sources = t.parcels(recv, to, rank, back)
 		for i, v := range places {
 			if !v.IsZero() {
 				t.Mover.Copy(v, from.box(i))
@@ -241,42 +189,33 @@ func (t *headExchange) begin(label string, list []headTensor) error {
 		own := 0 // index of the rank's own boxes, which match in order
 		for i, m := range to.boxes {
 			src := sources[i]
-			if m.Peer == t.rank {
-				for from.boxes[own].Peer != t.rank {
+			if m.Peer == rank {
+				for from.boxes[own].Peer != rank {
 					own++
 				}
 				src = from.box(own)
 				own++
 			}
 			if !src.IsZero() { // else it arrives in place
-				t.came = append(t.came, unpacking{to.box(i), src, back && m.Adds})
+				came = append(came, unpacking{to.box(i), src, back && m.Adds})
 			}
 		}
 	}
-	if len(send)+len(recv) == 0 {
-		return nil
+	if len(send)+len(recv) > 0 {
+		moving, err := t.Comm.Exchange(send, recv)
+		if err != nil {
+			return fmt.Errorf("%s: %w", label, err)
+		}
+		moving.Wait()
 	}
-	var err error
-	if t.moving, err = t.Comm.Exchange(send, recv); err != nil {
-		return fmt.Errorf("%s: %w", label, err)
-	}
-	return nil
-}
-
-// end waits for the messages on the stream, and unpacks them.
-func (t *headExchange) end() {
-	if t.Trade.Label != "" { // there was a pass since they began
-		t.Stream.Label(t.name + " arrive")
-	}
-	t.moving.Wait()
-	for _, x := range t.came {
+	for _, x := range came {
 		if x.adds {
 			t.Mover.Add(x.dst, x.src)
 		} else {
 			t.Mover.Copy(x.dst, x.src)
 		}
 	}
-	t.Stream.Label(t.Ring.Label)
+	return nil
 }
 
 // A side of an exchange has a tensor, and boxes of it.
@@ -310,11 +249,11 @@ func (s side) box(i int) View {
 // parcels appends one message for each peer: for each batch element the peer's boxes in order, each dense. The cuts
 // between boxes do not matter, so both sides may join different ones. places has the place of each box in scratch. A
 // dense box that is a whole message and not added has none: it travels from or to the tensor itself.
-func (t *headExchange) parcels(list []comm.Message, s side, adds bool) (messages []comm.Message, places []View) {
+func (r *Ring) parcels(list []comm.Message, s side, rank int, adds bool) (messages []comm.Message, places []View) {
 	places = make([]View, len(s.boxes))
 	for i, m := range s.boxes {
 		ofPeer := func(b headMove) bool { return b.Peer == m.Peer }
-		if m.Peer == t.rank || slices.ContainsFunc(s.boxes[:i], ofPeer) {
+		if m.Peer == rank || slices.ContainsFunc(s.boxes[:i], ofPeer) {
 			continue
 		}
 		boxes, n := 0, 0 // of the peer, and elements of them
@@ -325,7 +264,7 @@ func (t *headExchange) parcels(list []comm.Message, s side, adds bool) (messages
 		}
 		view := s.box(i)
 		if boxes > 1 || adds && m.Adds || !view.IsDense() {
-			view = t.alloc(s.view.DType(), s.view.Len(tensor.Batch), 1, 1, n)
+			view = r.Arena.Alloc(s.view.DType(), s.view.Len(tensor.Batch), 1, 1, n)
 			at := view.Offset()
 			for j := i; j < len(s.boxes); j++ {
 				if !ofPeer(s.boxes[j]) {

@@ -104,7 +104,7 @@ func benchAttentionCommand() *cobra.Command {
 	f.StringSliceVar(&s.Algorithms, "algorithm", []string{"ring"}, "`NAME,...` of "+strings.Join(ring.Algorithms,
 		", ")+", or auto")
 	ulyssesVar(f, &s.Inner)
-	f.IntVar(&s.GatherHeads, "gather-heads", 0, "not with ring: key and value heads that travel at a time")
+	f.IntVar(&s.GatherHeads, "gather-heads", 0, "with allgather: key and value heads per gather; 0: all")
 	f.StringSliceVar(&s.Gathers, "gather", []string{ring.Auto},
 		"with allgather and windows: when remote rows are sent, `NAME,...` of "+strings.Join(ring.Gathers, ", "))
 	f.StringVar(&s.Backend, "backend", "auto", "fused, flash, reference or auto")

@@ -144,7 +144,7 @@ lists the layouts and the metadata; cprun refuses everything else.`,
 		"zigzag, striped, contiguous, document, document-zigzag or auto")
 	f.StringVar(&spec.Algorithm, "algorithm", "auto", strings.Join(ring.Algorithms, ", ")+" or auto")
 	ulyssesVar(f, &spec.Inner)
-	f.IntVar(&spec.GatherHeads, "gather-heads", 0, "not with ring: key and value heads that travel at a time")
+	f.IntVar(&spec.GatherHeads, "gather-heads", 0, "with allgather: key and value heads per gather; 0: all")
 	f.StringVar(&spec.Gather, "gather", ring.Auto, "with allgather and windows: when remote rows are sent; "+
 		strings.Join(ring.Gathers, ", "))
 	f.StringVar(&spec.Backend, "backend", "auto", "flash, reference, on a GPU fused, or auto")

@@ -111,7 +111,6 @@ func TestChoiceKeepsWhatWasAsked(t *testing.T) {
 		{c, ring.Strategy{Layout: "contiguous"}, []string{"flash", "fused"}},
 		{c, ring.Strategy{Algorithm: "hierarchical", Inner: 2}, flash},
 		{c, ring.Strategy{Algorithm: "allgather", GatherHeads: 2}, flash},
-		{c, ring.Strategy{Algorithm: "ulysses", GatherHeads: 2}, flash},
 		{c, ring.Strategy{Algorithm: "allgather", Gather: ring.Before}, flash},
 		{packed, ring.Strategy{Layout: "document"}, flash},
 	} {

@@ -44,9 +44,7 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 		for _, layout := range layouts {
 			for _, algorithm := range algorithms {
 				s := ring.Strategy{Layout: layout, Algorithm: algorithm, Backend: backend}
-				if s.Gather = ruledGather(c, asked.Gather); algorithm != "ring" {
-					s.GatherHeads = asked.GatherHeads
-				}
+				s.Gather = ruledGather(c, asked.Gather)
 				idle := algorithm == "ulysses" && c.Ranks > c.Heads // some ranks would have no heads
 				switch {
 				case algorithm == "allgather":

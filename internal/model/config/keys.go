@@ -266,8 +266,8 @@ var runKeys = []key{
 		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most that " +
 			"are on one host and divide the heads; needs algorithm hierarchical" + ifAuto},
 	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
-		doc: "key-value heads that travel to a rank at a time; fewer take less memory; 0: of allgather all, unless " +
-			"chosen by costs, of ulysses and hierarchical a quarter of a rank's; not for ring" + ifAuto},
+		doc: "key-value heads gathered at a time; fewer take less memory; 0: all, unless the algorithm " +
+			"is chosen by costs; needs algorithm allgather" + ifAuto},
 	{path: "parallel.gather", def: "auto", choices: []string{"beside", "before", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Gather },
 		doc: "when rows of other ranks are sent: beside (during a first kernel call on the rank's own rows) or " +

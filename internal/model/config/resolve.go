@@ -187,7 +187,7 @@ func (c *Config) reportUnused(given Parallel, f, to *faults) {
 		add("parallel.ulysses_degree", n, "auto", "hierarchical")
 		p.Inner = 0
 	}
-	if n := given.GatherHeads; n > 0 && p.Algorithm == "ring" && f.ok("parallel.gather_heads") {
+	if n := given.GatherHeads; n > 0 && p.Algorithm != "allgather" && f.ok("parallel.gather_heads") {
 		add("parallel.gather_heads", n, "0", "allgather")
 		p.GatherHeads = 0
 	}

@@ -83,7 +83,7 @@ func (s Spec) Check(c *Case, ranks int) error {
 		unread      bool
 	}{
 		{"--ulysses-degree", "hierarchical", s.Inner > 0 && s.Algorithm != "hierarchical"},
-		{"--gather-heads", "allgather", s.GatherHeads > 0 && s.Algorithm == "ring"},
+		{"--gather-heads", "allgather", s.GatherHeads > 0 && s.Algorithm != "allgather"},
 		{"--gather", "allgather", s.Gather != "" && s.Gather != ring.Auto && (s.Algorithm == "ulysses" ||
 			s.Algorithm != "allgather" && c.Masks.Left < 0 && c.Masks.Right < 0 && c.Masks.Slices == nil)},
 	} {
@@ -92,7 +92,7 @@ func (s Spec) Check(c *Case, ranks int) error {
 				s.Algorithm, f.needs)
 		}
 	}
-	if s.GatherHeads > 0 && s.Algorithm == "allgather" && (c.Scores.Biased() || c.Scores.MaxLogit) {
+	if s.GatherHeads > 0 && (c.Scores.Biased() || c.Scores.MaxLogit) {
 		return fmt.Errorf("--gather-heads %d does not support slopes, a bias and max_logit; drop it", s.GatherHeads)
 	}
 	if _, err = ring.New(s.Algorithm, s.spec(c, shape), 0); err != nil && !slices.Contains(ring.Gathers, s.Gather) {

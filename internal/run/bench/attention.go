@@ -27,7 +27,7 @@ type AttentionSpec struct {
 	Algorithms []string `json:"algorithms"`
 	// with hierarchical: ranks that exchange heads; 0: auto
 	Inner       int `json:"inner,omitempty"`
-	GatherHeads int `json:"gather_heads,omitempty"` // as in ring.Spec
+	GatherHeads int `json:"gather_heads,omitempty"` // with allgather: key heads per gather; 0: all
 	// values of ring.Gathers, one row each with allgather; other algorithms use the first
 	Gathers       []string `json:"gather"`
 	Layouts       []string `json:"layouts"`
@@ -234,7 +234,7 @@ func (s *AttentionSpec) Asked() (all []AttentionCase) {
 					switch {
 					case i > 0 && algorithm != "allgather":
 						continue
-					case algorithm != "ring":
+					case algorithm == "allgather" || algorithm == "auto":
 						w.GatherHeads = s.GatherHeads
 					}
 					if algorithm == "hierarchical" || algorithm == "auto" {

@@ -167,7 +167,7 @@ func (t *attentionRun) transfers(ctx context.Context, p *pass) ([]float64, error
 	if err := t.Control.Barrier(ctx); err != nil {
 		return nil, err
 	}
-	ends := 6 * max(len(p.schedule.Trades), 1) // of both passes, and of the exchanges of heads before and after each
+	const ends = 2 + 4 // the ends of both passes, and of the exchanges of heads before and after each
 	order, err := p.order()
 	if err != nil {
 		return nil, err
