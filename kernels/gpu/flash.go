@@ -32,6 +32,7 @@ type Flash struct {
 	hopper        *cuda.Memory // the work counter of its kernels; nil on other GPUs
 	progress      *cuda.Memory // of blocks that add in order; nil before the first
 	fault         *cuda.Pinned // a source.HopperFault of those; nil unless deterministic, on Hopper
+	section       int          // keys of a launch of a forward pass on Hopper, in tests; 0: as many as the L2 holds
 	// change turns a shape for Hopper into one of a program for tests, if not nil.
 	change func(*source.HopperShape)
 }
@@ -309,13 +310,21 @@ func (f *Flash) onHopper(x *deviceForward, c *call.Flash, b attention.Block) boo
 	if !ok {
 		return false
 	}
-	last := b.Last && rounds
-	l, ok := c.HopperForward(shape, x.o, x.fresh, last)
-	if !ok {
-		return true // no query sees a key of the block
+	keys := f.section
+	if keys == 0 {
+		keys = c.SectionKeys()
 	}
-	x.fresh, x.done = false, last
-	f.stream.Do("attention forward", func() error { return f.launchForward(&l) })
+	sections := c.Sections(keys)
+	for i := range sections {
+		c.Tiles = sections[i]
+		last := b.Last && rounds && i == len(sections)-1
+		l, ok := c.HopperForward(shape, x.o, x.fresh, last)
+		if !ok {
+			break // no query sees a key of the block
+		}
+		x.fresh, x.done = false, last
+		f.stream.Do("attention forward", func() error { return f.launchForward(&l) })
+	}
 	return true
 }
 

@@ -37,6 +37,18 @@ func BenchmarkFlashMargin(b *testing.B) {
 	}
 }
 
+// BenchmarkFlashSections does the same for the forward pass of long sequences, in one launch and in launches of fewer
+// keys.
+func BenchmarkFlashSections(b *testing.B) {
+	for _, seq := range []int{1 << 17, 1 << 18} {
+		x := newFlashBench(b, tensor.BF16, seq, 128, 128)
+		for _, keys := range []int{seq, 1 << 16, 1 << 15} {
+			x.fast.section = keys
+			b.Run(fmt.Sprintf("seq=%d/keys=%d", seq, keys), func(b *testing.B) { x.time(b, 2, 2, x.forward(x.fast)) })
+		}
+	}
+}
+
 // BenchmarkFlashFloat32 does the same in float32.
 func BenchmarkFlashFloat32(b *testing.B) { benchmarkFlash(b, tensor.F32, 4096, 8192) }
 

@@ -58,6 +58,18 @@ func testFlash(t *testing.T, make func(*cudaRig, bool) *Flash) {
 	}
 }
 
+// TestFlashSections runs the suite with launches of few keys, on Hopper.
+func TestFlashSections(t *testing.T) {
+	make := func(r *cudaRig, deterministic bool) *Flash {
+		f := r.newFlash(deterministic)
+		f.section = 24
+		return f
+	}
+	if make(newCUDARig(t), false).hopper != nil {
+		testFlash(t, make)
+	}
+}
+
 // newOlderFlash returns a Flash without the kernels for Hopper.
 func (r *cudaRig) newOlderFlash(deterministic bool) *Flash {
 	f := r.newFlash(deterministic)

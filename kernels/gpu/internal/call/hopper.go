@@ -88,6 +88,36 @@ func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) 
 	return l, true
 }
 
+// Sections divides the tiles of a forward pass by keys, for a launch each. Blocks of queries that read the keys of a
+// head drift apart, until the L2 no longer holds what one reads for the next. A launch more costs a fold of O, so there
+// is one launch unless queries see most keys each in the mean.
+func (f *Flash) Sections(most int) (list [][]partition.Tile) {
+	keys := f.K.Len(tensor.Seq)
+	n := (keys + most - 1) / most
+	if partition.Pairs(f.Tiles) < most*f.Q.Len(tensor.Seq) {
+		n = 1
+	}
+	for i := range n {
+		var tiles []partition.Tile
+		for _, t := range f.Tiles {
+			t.K = partition.Range{Lo: max(t.K.Lo, keys*i/n), Hi: min(t.K.Hi, keys*(i+1)/n)}
+			if t.K.Len() > 0 && t.Pairs() > 0 {
+				tiles = append(tiles, t)
+			}
+		}
+		if len(tiles) > 0 {
+			list = append(list, tiles)
+		}
+	}
+	return list
+}
+
+// SectionKeys returns the number of keys of a launch: 64K of head dim 128 in 16 bits, by measurement.
+func (f *Flash) SectionKeys() int {
+	const bytes = 32 << 20
+	return bytes / ((f.K.Len(tensor.Dim) + f.V.Len(tensor.Dim)) * f.K.DType().Size())
+}
+
 func needsMore(p *source.FlashParams) bool {
 	return p.Flags&(source.FlashCapped|source.FlashScaled) != 0
 }

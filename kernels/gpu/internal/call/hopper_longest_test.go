@@ -61,6 +61,44 @@ func TestShortLast(t *testing.T) {
 	}
 }
 
+// TestSections checks that launches divide the keys, evenly, where queries see many of them.
+func TestSections(t *testing.T) {
+	span := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+	causal, window := partition.Band{Lo: -partition.Unbounded}, partition.Band{Lo: -99}
+	for _, c := range []struct {
+		q, k  int
+		tiles []partition.Tile
+		want  []int // keys of the launches
+	}{
+		{400, 400, []partition.Tile{{Q: span(0, 400), K: span(0, 400), Band: causal}}, []int{100, 100, 100, 100}},
+		{400, 150, []partition.Tile{{Q: span(0, 400), K: span(0, 150), Band: partition.Full()}}, []int{75, 75}},
+		{400, 100, []partition.Tile{{Q: span(0, 400), K: span(0, 100), Band: partition.Full()}}, []int{100}},
+		{400, 400, []partition.Tile{{Q: span(0, 400), K: span(0, 400), Band: window}}, []int{400}},
+		{100, 400, []partition.Tile{{Q: span(0, 50), K: span(0, 90), Band: partition.Full()},
+			{Q: span(50, 100), K: span(210, 400), Band: partition.Full()}}, []int{90, 90, 100}},
+	} {
+		f := Flash{Tensors: Tensors{
+			Q: tensor.New(tensor.BF16, 1, c.q, 1, 8), K: tensor.New(tensor.BF16, 1, c.k, 1, 8),
+		}, Tiles: c.tiles}
+		var got []int
+		pairs, end := 0, 0
+		for _, tiles := range f.Sections(100) {
+			var keys partition.Range
+			for _, x := range tiles {
+				keys = keys.Hull(x.K)
+			}
+			if keys.Lo < end {
+				t.Errorf("%v: keys %v after %d", c, keys, end)
+			}
+			got, end = append(got, keys.Len()), keys.Hi
+			pairs += partition.Pairs(tiles)
+		}
+		if !slices.Equal(got, c.want) || pairs != partition.Pairs(c.tiles) {
+			t.Errorf("%v: keys %v, %d pairs", c, got, pairs)
+		}
+	}
+}
+
 // TestShortLastEvens simulates the SMs' choice of blocks, and checks that SMs finish at about the same time.
 func TestShortLastEvens(t *testing.T) {
 	const heads, sms = 8, 132
