@@ -58,19 +58,20 @@ func on(t *testing.T, assume string, ranks int, set ...string) (*Plan, *config.C
 	return p, cfg, o
 }
 
-// Steps of a 3B llama that were measured on H200: docs/benchmarks/202611_h200.md, docs/benchmarks/predictions.md and
-// docs/benchmarks/h200-scale. The estimate is within a tenth of each. Steps by flash have not been measured since it
-// has kernels for Hopper.
+// Steps of a 3B llama that were measured on H200: docs/benchmarks/202611_h200.md (flash), docs/benchmarks/predictions.md
+// and docs/benchmarks/h200-scale. The estimate is within a tenth of each.
 func TestEstimatesOfMeasuredSteps(t *testing.T) {
 	ulysses, gather := "parallel.algorithm=ulysses", "parallel.algorithm=allgather"
 	full := "memory.recompute=full" // chosen before activations took less memory
+	flash := "attention.backend=flash"
 	for _, c := range []struct {
 		ranks   int
 		seq     string
 		seconds float64
 		set     string
 	}{
-		{4, "32K", 0.632, ""}, {4, "128K", 6.00, ""}, {2, "32K", 1.21, ""}, {2, "64K", 3.57, ""}, {1, "16K", 0.858, ""},
+		{1, "16K", 0.849, flash}, {1, "32K", 2.237, flash}, {2, "32K", 1.166, flash}, {2, "64K", 3.515, flash},
+		{2, "128K", 12.06, flash}, {4, "32K", 0.613, flash}, {4, "128K", 5.824, flash},
 		{1, "16K", 0.851, ""}, {2, "32K", 1.194, ""}, {2, "64K", 3.538, ""}, {2, "32K", 1.195, gather},
 		{2, "32K", 1.235, ulysses},
 		{2, "64K", 1.428, "model.sliding_window=4096"}, {1, "8K", 0.370, ""},

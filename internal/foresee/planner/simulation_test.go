@@ -86,7 +86,7 @@ func simulation(t testing.TB) string {
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString("Measured ([H200](202611_h200.md), commits 3d912c5 and 7d0e94d), TFLOP/s a GPU:\n\n| H200s | tokens | algorithm | predicted | measured | |\n|--:|--:|---|--:|--:|--:|\n")
+	b.WriteString("Measured ([H200](202611_h200.md), commit 4084880b), TFLOP/s a GPU:\n\n| H200s | tokens | algorithm | predicted | measured | |\n|--:|--:|---|--:|--:|--:|\n")
 	for _, c := range measured {
 		s := layer(t, c.algorithm, c.tokens, c.ranks, c.ranks, 0)
 		rate := flops(c.tokens) / s / float64(c.ranks) / 1e12
@@ -102,8 +102,8 @@ var measured = []struct {
 	algorithm     string
 	rate          float64
 }{
-	{4, 32 << 10, "ring", 501}, {4, 512 << 10, "ring", 551}, {2, 128 << 10, "ring", 536},
-	{2, 128 << 10, "allgather", 535}, {2, 128 << 10, "ulysses", 514},
+	{4, 32 << 10, "ring", 502}, {4, 512 << 10, "ring", 546}, {4, 128 << 10, "ring", 525},
+	{4, 128 << 10, "allgather", 526}, {4, 128 << 10, "ulysses", 510},
 }
 
 // flops counts the operations of a causal layer, forward and backward.

@@ -268,11 +268,14 @@ func join(row []span, least float64) []span {
 	return out
 }
 
-// hopOf returns the part "hop 1" of a label; "" if it has none.
+// hopOf returns the part "hop 1" or "gradients home" of a label; "" if it has none.
 func hopOf(label string) string {
 	for part := range strings.SplitSeq(label, "/") {
-		if f := strings.Fields(part); len(f) > 1 && f[0] == "hop" {
+		switch f := strings.Fields(part); {
+		case len(f) > 1 && f[0] == "hop":
 			return "hop " + f[1]
+		case part == "gradients home":
+			return part
 		}
 	}
 	return ""
