@@ -42,8 +42,8 @@ type CalibrateSpec struct {
 	Links      []int64 `json:"links"`  // bytes
 	// Budget is the time of one figure in seconds.
 	Budget float64 `json:"budget"`
-	// Heat is the time in seconds to warm up the device before a second measurement of attention calls of at least Long
-	// seconds. The second one counts. 0: no second measurement.
+	// Heat is the time in seconds to warm up the device before a second measurement of attention calls and products of
+	// at least Long seconds. The second one counts. 0: no second measurement.
 	Heat float64 `json:"heat"`
 	Long float64 `json:"long"`
 	// Tolerance works as in Rank.
@@ -128,7 +128,7 @@ type calibration struct {
 	*Rank
 	spec  CalibrateSpec
 	dtype tensor.DType
-	warm  float64 // seconds of warm-up calls before a measurement of attention
+	warm  float64 // seconds of warm-up before settled measures
 }
 
 // settled returns the median time of work after c.warm seconds of warm-up.
@@ -362,6 +362,7 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 		return set, err
 	}
 	ops := c.Device.Ops
+	heat := c.spec.Heat // before the next long product
 	for _, n := range c.spec.Rows {
 		for _, in := range c.spec.Sides {
 			for _, out := range c.spec.Sides {
@@ -378,9 +379,14 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 					{"linear dx", func(o *operands) { ops.LinearDX(o.x, list[0].y, o.w, false) }},
 					{"linear dw", func(o *operands) { ops.LinearDW(o.dw, list[0].y, o.x, false) }},
 				} {
-					seconds := 0.0
+					seconds, work := 0.0, func() error { op.run(next()); return nil }
 					if err == nil {
-						seconds, _, err = c.measure(ctx, 1, 0, func() error { op.run(next()); return nil })
+						seconds, _, err = c.measure(ctx, 1, 0, work)
+					}
+					if err == nil && heat > 0 && seconds >= c.spec.Long {
+						c.warm, heat = heat, c.spec.Budget
+						seconds, err = c.settled(ctx, work)
+						c.warm = 0
 					}
 					set.Products = append(set.Products, cost.Product{Kind: op.kind, DType: c.spec.DType, Rows: n,
 						In: in, Out: out, Seconds: seconds})
