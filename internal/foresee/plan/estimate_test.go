@@ -58,8 +58,8 @@ func on(t *testing.T, assume string, ranks int, set ...string) (*Plan, *config.C
 	return p, cfg, o
 }
 
-// Steps of a 3B llama that were measured on H200: docs/benchmarks/202611_h200.md (flash), docs/benchmarks/predictions.md
-// and docs/benchmarks/h200-scale. The estimate is within a tenth of each.
+// Steps of a 3B llama that were measured on H200: docs/benchmarks/202611_h200.md (flash),
+// docs/benchmarks/predictions.md and docs/benchmarks/h200-scale. The estimate is within a tenth of each.
 func TestEstimatesOfMeasuredSteps(t *testing.T) {
 	ulysses, gather := "parallel.algorithm=ulysses", "parallel.algorithm=allgather"
 	full := "memory.recompute=full" // chosen before activations took less memory
