@@ -49,26 +49,9 @@ func TestCompile(t *testing.T) {
 		if !bytes.HasPrefix(cubin, []byte("\x7fELF")) {
 			t.Errorf("%s: the cubin begins with %q", arch, cubin[:4])
 		}
-		u := ParseUsage(log)
-		if len(u) != 1 || u[0].Kernel != "scale" || u[0].Registers == 0 || u[0].Spilled != 0 {
-			t.Errorf("%s: usage %+v of the log %q", arch, u, log)
+		if !strings.Contains(log, "Compiling entry function 'scale'") {
+			t.Errorf("%s: the log %q", arch, log)
 		}
-	}
-}
-
-// The log reports a kernel with an array in local memory.
-func TestUsageSeesLocalMemory(t *testing.T) {
-	_, log, err := open(t).Compile("local.cu", []byte(`
-extern "C" __global__ void local(int *x, const int *at) {
-  int a[64];
-  for (int i = 0; i < 64; i++) a[at[i] & 63] = i;
-  for (int i = 0; i < 64; i++) x[i] = a[i];
-}`), nil, options("sm_90a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if u := ParseUsage(log); len(u) != 1 || u[0].Stack < 256 {
-		t.Errorf("usage %+v of the log %q", u, log)
 	}
 }
 

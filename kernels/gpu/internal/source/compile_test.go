@@ -80,6 +80,26 @@ func line(version string, p Program, code []byte, headers map[string][]byte, arc
 	return fmt.Sprintf("%.16x %s %s", sha256.Sum256(fmt.Append([]byte(key), p.Entries)), p.Name, arch)
 }
 
+// The log reports a kernel with an array in local memory.
+func TestUsageSeesLocalMemory(t *testing.T) {
+	compiler, err := nvrtc.Open("../../../../.cuda/lib")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, log, err := compiler.Compile("local.cu", []byte(`
+extern "C" __global__ void local(int *x, const int *at) {
+  int a[64];
+  for (int i = 0; i < 64; i++) a[at[i] & 63] = i;
+  for (int i = 0; i < 64; i++) x[i] = a[i];
+}`), nil, []string{"--gpu-architecture=sm_90a", "--ptxas-options=-v"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u := parseUsage(log); len(u) != 1 || u[0].Stack < 256 {
+		t.Errorf("usage %+v of the log %q", u, log)
+	}
+}
+
 // sample: with -short, every sample-th program is compiled again though it passed before.
 const sample = 16
 
@@ -124,13 +144,13 @@ func TestEveryKernelCompiles(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				for _, w := range nvrtc.Warnings(log) {
+				for _, w := range warnings(log) {
 					t.Error(w)
 				}
-				for _, fault := range faults(p, nvrtc.ParseUsage(log)) {
+				for _, fault := range faults(p, parseUsage(log)) {
 					t.Error(fault)
 				}
-				for _, u := range nvrtc.ParseUsage(log) {
+				for _, u := range parseUsage(log) {
 					t.Logf("%-40s %3d registers %6d bytes shared", u.Kernel, u.Registers, u.Shared)
 				}
 				now.add(entry)
@@ -187,12 +207,12 @@ func TestLineTellsProgramsApart(t *testing.T) {
 }
 
 // faults returns the errors in the compiler's report about the kernels.
-func faults(p Program, all []nvrtc.Usage) (list []string) {
+func faults(p Program, all []usage) (list []string) {
 	if len(all) == 0 {
 		list = append(list, "the log tells of no kernel")
 	}
 	for _, e := range p.Entries {
-		if !slices.ContainsFunc(all, func(u nvrtc.Usage) bool { return u.Kernel == e.Name }) {
+		if !slices.ContainsFunc(all, func(u usage) bool { return u.Kernel == e.Name }) {
 			list = append(list, "there is no kernel "+e.Name)
 		}
 	}
@@ -223,7 +243,7 @@ func TestFaults(t *testing.T) {
 	p := Program{Entries: []Entry{{Name: "a", Local: 16, Why: "test"}, {Name: "gone"}}}
 	got := faults(
 		p,
-		[]nvrtc.Usage{
+		[]usage{
 			{Kernel: "a", Stack: 16, Spilled: 4},
 			{Kernel: "b", Spilled: 8},
 			{Kernel: "c", Stack: 8},

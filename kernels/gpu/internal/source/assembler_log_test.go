@@ -1,11 +1,11 @@
-package nvrtc
+package source
 
 import (
 	"slices"
 	"testing"
 )
 
-const sample = `flash.cu(12): warning #177-D: variable "x" was declared but never referenced
+const assembled = `flash.cu(12): warning #177-D: variable "x" was declared but never referenced
 ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register resources for the wgmma pipeline in the function 'b'
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'a' for 'sm_90a'
@@ -22,14 +22,14 @@ ptxas info    : Function properties for callee
 `
 
 func TestParseUsage(t *testing.T) {
-	want := []Usage{{"a", 40, 0, 0, 4096}, {"b", 255, 40, 24, 0}}
-	if got := ParseUsage(sample); !slices.Equal(got, want) {
+	want := []usage{{"a", 40, 0, 0, 4096}, {"b", 255, 40, 24, 0}}
+	if got := parseUsage(assembled); !slices.Equal(got, want) {
 		t.Errorf("ParseUsage = %+v, want %+v", got, want)
 	}
 }
 
 func TestWarnings(t *testing.T) {
-	if got := Warnings(sample); len(got) != 2 {
+	if got := warnings(assembled); len(got) != 2 {
 		t.Errorf("Warnings = %q, want the first two lines", got)
 	}
 }

@@ -1,12 +1,4 @@
-// Package nvrtc compiles CUDA C++ with NVIDIA's runtime compiler to machine code of one architecture, and stores the
-// results on disk. It needs neither a driver nor a GPU:
-//
-//	c, err := nvrtc.Open()
-//	cache := nvrtc.Cache{Compiler: c, Dir: dir}
-//	cubin, err := cache.Compile("norm.cu", source, headers, []string{"--gpu-architecture=sm_90a"})
-//
-// Open loads the library. Without the build tag cuda, the package only parses the assembler's log.
-package nvrtc
+package source
 
 import (
 	"regexp"
@@ -14,8 +6,8 @@ import (
 	"strings"
 )
 
-// Usage is a kernel's share of an SM, from the assembler's --ptxas-options=-v.
-type Usage struct {
+// usage is a kernel's share of an SM, from the assembler's --ptxas-options=-v.
+type usage struct {
 	Kernel    string
 	Registers int // of a thread
 	Stack     int // bytes of local memory of a thread
@@ -30,14 +22,14 @@ var (
 	usageSmem  = regexp.MustCompile(`(\d+) bytes smem`)
 )
 
-// ParseUsage reads the kernels of a log, in its order.
-func ParseUsage(log string) []Usage {
-	var all []Usage
+// parseUsage reads the kernels of a log, in its order.
+func parseUsage(log string) []usage {
+	var all []usage
 	entry := false // the line is about a kernel, not about a function that it calls
 	for line := range strings.Lines(log) {
 		if m := usageOf.FindStringSubmatch(line); m != nil {
 			if strings.Contains(line, "Compiling entry function") {
-				all = append(all, Usage{Kernel: m[1]})
+				all = append(all, usage{Kernel: m[1]})
 			}
 			entry = len(all) > 0 && all[len(all)-1].Kernel == m[1]
 		}
@@ -69,8 +61,8 @@ func number(s string) int {
 // and similar ones.
 var slow = regexp.MustCompile(`\(C75\d\d\)|Potential Performance Loss|setmaxnreg ignored|'setmaxnreg' ignored`)
 
-// Warnings returns the warnings in a log, and the assembler's remarks about slow code.
-func Warnings(log string) []string {
+// warnings returns the warnings in a log, and the assembler's remarks about slow code.
+func warnings(log string) []string {
 	var all []string
 	for line := range strings.Lines(log) {
 		line = strings.TrimSpace(line)
