@@ -88,9 +88,9 @@ func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) 
 	return l, true
 }
 
-// Sections divides the tiles of a forward pass by keys, for a launch each. Blocks of queries that read the keys of a
-// head drift apart, until the L2 no longer holds what one reads for the next. A launch more costs a fold of O, so there
-// is one launch unless queries see most keys each in the mean.
+// Sections divides the tiles of a forward pass by keys, for a launch each. One launch over many keys is slower,
+// probably since blocks of queries that read the same keys drift apart, until the L2 no longer holds them
+// (docs/hopper.md). A launch more costs a fold of O, so there is one unless queries see most keys each in the mean.
 func (f *Flash) Sections(most int) (list [][]partition.Tile) {
 	keys := f.K.Len(tensor.Seq)
 	n := (keys + most - 1) / most
