@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"testing"
@@ -42,9 +43,19 @@ func BenchmarkFlashMargin(b *testing.B) {
 func BenchmarkFlashSections(b *testing.B) {
 	for _, seq := range []int{1 << 17, 1 << 18} {
 		x := newFlashBench(b, tensor.BF16, seq, 128, 128)
-		for _, keys := range []int{seq, 1 << 16, 1 << 15} {
+		whole := x.block()
+		whole.First, whole.Last = true, true
+		for _, keys := range []int{seq, 1 << 16, 1 << 15, 1 << 14} {
 			x.fast.section = keys
-			b.Run(fmt.Sprintf("seq=%d/keys=%d", seq, keys), func(b *testing.B) { x.time(b, 2, 2, x.forward(x.fast)) })
+			b.Run(fmt.Sprintf("seq=%d/keys=%d", seq, keys), func(b *testing.B) {
+				x.time(b, 2, 2, func() error {
+					pass, err := x.fast.Forward(x.o, x.acc, x.q, x.p)
+					if err != nil {
+						return err
+					}
+					return errors.Join(pass.Block(whole), pass.End())
+				})
+			})
 		}
 	}
 }

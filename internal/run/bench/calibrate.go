@@ -81,8 +81,8 @@ func (s *CalibrateSpec) Default(device string) {
 		Links:  []int64{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
 		Budget: 0.1, // most figures take far less
 		// A card cools while the host plans cuDNN graphs and compiles kernels for new shapes. Measured cold, cuDNN was
-		// 6 % ahead of flash; with both kept warm it is 4 % behind. The calls of a ring over four GPUs at 32K take 0.5
-		// to 3 ms.
+		// 6 % ahead of flash; with both kept warm it is 4 % behind. The calls of a ring over four GPUs at 32K take 0.7
+		// to 2.6 ms.
 		Heat: 2, Long: 2e-4,
 	}
 }

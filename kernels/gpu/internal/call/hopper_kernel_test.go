@@ -3,6 +3,7 @@
 package call
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -24,6 +25,7 @@ type hostHopper struct {
 	change func(*source.HopperShape) // turns a shape into that of a program for tests, if not nil
 	sms    int                       // number of SMs of the emulated GPU
 	leaves int                       // number of these to leave free
+	keys   int                       // of a launch of a forward pass; 0: as many as on such a GPU
 	late   *int                      // counts waits for keys that arrive during kernels; nil: all have arrived before
 	fault  *source.HopperFault       // if set, the first backward item never ends, and a waiting block reports it
 }
@@ -85,12 +87,20 @@ func (f *hopperForward) Block(b attention.Block) error {
 		f.settle()
 		return f.hostForward.Block(b)
 	}
-	l, some := c.HopperForward(s, f.o, f.fresh, b.Last && rounds)
-	if !some {
-		return nil
+	sections := c.Sections(cmp.Or(f.k.keys, c.SectionKeys()))
+	for i := range sections {
+		c.Tiles = sections[i]
+		last := b.Last && rounds && i == len(sections)-1
+		l, some := c.HopperForward(s, f.o, f.fresh, last)
+		if !some {
+			break
+		}
+		f.fresh, f.done = false, last
+		if err := f.k.launchForward(l); err != nil {
+			return err
+		}
 	}
-	f.fresh, f.done = false, b.Last && rounds
-	return f.k.launchForward(l)
+	return nil
 }
 
 func (f *hopperForward) End() error {
@@ -270,11 +280,11 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 }
 
 // hopperSuite runs the conformance suite, except for the cases that TMA does not support.
-func (k *hostFlash) hopperSuite(t *testing.T, dtype tensor.DType, leaves func(attentiontest.Case) bool) {
-	t.Run(fmt.Sprintf("%v, deterministic %t", dtype, k.deterministic), func(t *testing.T) {
+func (k *hostFlash) hopperSuite(t *testing.T, dtype tensor.DType, keys int, leaves func(attentiontest.Case) bool) {
+	t.Run(fmt.Sprintf("%v, deterministic %t, launches of %d keys", dtype, k.deterministic, keys), func(t *testing.T) {
 		k.t = t
 		rig := k.rig()
-		rig.Kernel = hostHopper{hostFlash: k, sms: 4}
+		rig.Kernel = hostHopper{hostFlash: k, sms: 4, keys: keys}
 		attentiontest.TestKernel(t, func(testing.TB) attentiontest.Rig { return rig }, attentiontest.Options{
 			DTypes: []tensor.DType{dtype}, MaxHeadDim: source.FlashMaxDim, NoScores: true,
 			Leaves: func(c attentiontest.Case) bool { return c.Dim%8 != 0 || c.DimV%8 != 0 || leaves != nil && leaves(c) },
@@ -285,9 +295,10 @@ func (k *hostFlash) hopperSuite(t *testing.T, dtype tensor.DType, leaves func(at
 // TestHopperOnHost runs the conformance suite on the kernels for Hopper.
 func TestHopperOnHost(t *testing.T) {
 	h := newHost(t)
-	(&hostFlash{h, false, large}).hopperSuite(t, tensor.BF16, nil)
+	(&hostFlash{h, false, large}).hopperSuite(t, tensor.BF16, 0, nil)
 	if !testing.Short() {
-		(&hostFlash{h, true, large}).hopperSuite(t, tensor.F16, nil)
+		(&hostFlash{h, true, large}).hopperSuite(t, tensor.F16, 0, nil)
+		(&hostFlash{h, false, large}).hopperSuite(t, tensor.BF16, 24, nil)
 	}
 }
 

@@ -31,6 +31,7 @@ func TestNonFiniteOnHost(t *testing.T) {
 		{"flash, deterministic", ordered, tensor.F32, most, 128},
 		{"flash", fast, tensor.F16, small, 128},
 		{"Hopper", hostHopper{hostFlash: fast, sms: 4}, tensor.BF16, small, 192},
+		{"Hopper, launches of 24 keys", hostHopper{hostFlash: fast, sms: 4, keys: 24}, tensor.BF16, small, 192},
 		{"Hopper, deterministic", hostHopper{hostFlash: ordered, sms: 4}, tensor.F16, small, 192},
 		{"reference", &hostReference{*fast}, tensor.F32, tiny, 0},
 	} {
