@@ -70,7 +70,7 @@ func TestEstimatesOfMeasuredSteps(t *testing.T) {
 		seconds float64
 		set     string
 	}{
-		{1, "16K", 0.849, flash}, {1, "32K", 2.237, flash}, {2, "32K", 1.166, flash}, {2, "64K", 3.515, flash},
+		{1, "16K", 0.849, flash}, {1, "32K", 2.237, flash}, {2, "32K", 1.182, flash}, {2, "64K", 3.515, flash},
 		{2, "128K", 12.06, flash}, {4, "32K", 0.613, flash}, {4, "128K", 5.824, flash},
 		{1, "16K", 0.851, ""}, {2, "32K", 1.194, ""}, {2, "64K", 3.538, ""}, {2, "32K", 1.195, gather},
 		{2, "32K", 1.235, ulysses},
