@@ -43,7 +43,8 @@ type CalibrateSpec struct {
 	// Budget is the time of one figure in seconds.
 	Budget float64 `json:"budget"`
 	// Heat is the time in seconds to warm up the device before a second measurement of attention calls and products of
-	// at least Long seconds. The second one counts. 0: no second measurement.
+	// at least Long seconds. The second one counts. Each of its figures takes an eighth of Heat of its own work before.
+	// 0: no second measurement.
 	Heat float64 `json:"heat"`
 	Long float64 `json:"long"`
 	// Tolerance works as in Rank.
@@ -82,7 +83,8 @@ func (s *CalibrateSpec) Default(device string) {
 		Budget: 0.1, // most figures take far less
 		// A card cools while the host plans cuDNN graphs and compiles kernels for new shapes. Measured cold, cuDNN was
 		// 6 % ahead of flash; with both kept warm it is 4 % behind. The calls of a ring over four GPUs at 32K take 0.7
-		// to 2.6 ms.
+		// to 2.6 ms. After 50 ms of a call of 20 ms, an H200 still draws more than its limit, and then less: the second
+		// of two equal blocks took 17 % longer.
 		Heat: 2, Long: 2e-4,
 	}
 }
@@ -212,7 +214,7 @@ func (c *calibration) again(ctx context.Context, arena *tensor.Arena, rows []cos
 			}
 		}
 		long = true
-		c.warm = c.spec.Budget / 2
+		c.warm = c.spec.Heat / 8
 		hot, err := c.tile(ctx, arena, t)
 		if c.warm = 0; err != nil {
 			return err
@@ -385,7 +387,7 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 						seconds, _, err = c.measure(ctx, 1, 0, work)
 					}
 					if err == nil && heat > 0 && seconds >= c.spec.Long {
-						c.warm, heat = heat, c.spec.Budget/2
+						c.warm, heat = heat, c.spec.Heat/8
 						seconds, err = c.settled(ctx, work)
 						c.warm = 0
 					}

@@ -137,6 +137,7 @@ func TestProductsOnHost(t *testing.T) {
 			n: 64,
 			k: 64,
 		}, {n: 128, k: 128, transB: true}, {n: 96, k: 96, bfloat: true}, {n: 96, k: 32, transB: true},
+		{n: 24, k: 128, transA: true, bfloat: true},
 		{n: 256, k: 64, bfloat: true, transB: true},
 		{n: 64, k: 128, transA: true}, {n: 176, k: 48, transA: true, transB: true, bfloat: true},
 		{n: 128, k: 64, registers: true}, {n: 192, k: 128, registers: true, transB: true, bfloat: true},

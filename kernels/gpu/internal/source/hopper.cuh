@@ -209,6 +209,7 @@ template <class T, int N, int M> __device__ __forceinline__ void hold(T (&x)[N][
   "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
       "+f"(c[i + 7])
 #define P_8 P0
+#define P_12 P0 ",%8,%9,%10,%11"
 #define P_16 P0 "," P1
 #define P_24 P_16 "," P2
 #define P_32 P_24 "," P3
@@ -219,6 +220,7 @@ template <class T, int N, int M> __device__ __forceinline__ void hold(T (&x)[N][
 #define P_96 P_88 "," P11
 #define P_128 P_96 "," P12 "," P13 "," P14 "," P15
 #define F_8 F8(0)
+#define F_12 F8(0), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11])
 #define F_16 F8(0), F8(8)
 #define F_24 F_16, F8(16)
 #define F_32 F_24, F8(24)
@@ -257,6 +259,7 @@ template <class T, int N, int M> __device__ __forceinline__ void hold(T (&x)[N][
   WG_SHARED(N, HALF, TYPE, T, I0, I1, I2, I3, I4) WG_REGISTERS(N, HALF, TYPE, T, I0, I1, I2, I3, I4, I5, I6)
 #define WG(N, HALF, ...) WG_TYPE(N, HALF, "bf16", bf16_t, __VA_ARGS__) WG_TYPE(N, HALF, "f16", fp16_t, __VA_ARGS__)
 WG(16, 8, 8, 9, 10, 11, 12, 13, 14)
+WG(24, 12, 12, 13, 14, 15, 16, 17, 18)
 WG(32, 16, 16, 17, 18, 19, 20, 21, 22)
 WG(48, 24, 24, 25, 26, 27, 28, 29, 30)
 WG(64, 32, 32, 33, 34, 35, 36, 37, 38)

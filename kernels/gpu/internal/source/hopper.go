@@ -29,7 +29,7 @@ var HopperShapes = []HopperShape{
 	{QK: 64, V: 64, Groups: 3, Step: 128, CappedStep: 96, KeyGroups: 2, Queries: 96, CappedQueries: 64, Stages: 2},
 	{QK: 96, V: 96, Groups: 2, Step: 128, CappedStep: 128, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
 	{QK: 128, V: 128, Groups: 2, Step: 176, CappedStep: 128, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
-	{QK: 192, V: 128, Groups: 2, Step: 128, CappedStep: 128, KeyGroups: 2, Queries: 32, CappedQueries: 32, Stages: 4},
+	{QK: 192, V: 128, Groups: 2, Step: 128, CappedStep: 128, KeyGroups: 2, Queries: 48, CappedQueries: 48, Stages: 2},
 	{QK: 256, V: 256, Groups: 2, Step: 80, CappedStep: 80, KeyGroups: 2, Queries: 64, CappedQueries: 64, Stages: 2,
 		Split: true},
 }
@@ -135,7 +135,7 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 	_, split := option(s.Split, "", "SPLIT")
 	var entries []Entry
 	switch {
-	case s.QK == 128 && s.SharedP: // for tests only
+	case s.QK == 128 && s.SharedP, s.QK == 192: // SharedP: for tests only
 		entries = fetching(24)
 	case s.QK == 128 && !capped:
 		entries = fetching(16)

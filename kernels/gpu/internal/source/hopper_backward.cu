@@ -223,19 +223,15 @@ struct Consumer {
     wg_commit();
   }
   template <class T> __device__ __forceinline__ void start_dv(const unsigned (&ps)[SCORES / 16][4], unsigned stage) {
-    start_keys<T, Douts>(dv, ps, base + Shared::P, douts(base, stage));
+    start_keys<T, Douts, 0, BM / 16>(dv, ps, base + Shared::P, douts(base, stage));
   }
-  template <class T>
-  __device__ __forceinline__ void start_dk(const unsigned (&ds)[SCORES / 16][4], unsigned scores, unsigned stage) {
-    start_keys<T, Queries>(dk, ds, scores, stage);
-  }
-  // start_keys starts c += A B over all queries, with A from registers or, with SHARED_P and SPLIT, from shared memory,
-  // where it is transposed.
-  template <class T, class P, int N>
+  // start_keys starts c += A B over some groups of 16 queries, with A from registers or, with SHARED_P and SPLIT, from
+  // shared memory, where it is transposed.
+  template <class T, class P, int FROM, int TO, int N>
   __device__ __forceinline__ void start_keys(
       float (&c)[N], const unsigned (&a)[SCORES / 16][4], unsigned scores, unsigned b) {
 #pragma unroll
-    for (int i = 0; i < BM / 16; i++) {
+    for (int i = FROM; i < TO; i++) {
       if (SPLIT || SHARED_P) {
         wg_multiply<T, true, true>(c, Scores::across(scores, 16 * i, key()), P::across(b, 16 * i, column(2 * N)), true);
       } else {
@@ -247,15 +243,21 @@ struct Consumer {
   template <class T>
   __device__ __forceinline__ void start_dq(float (&dq)[DQ_PARTS][DQ_ROWS / 2], unsigned scores) const {
     const int dim = BY_DIM ? group * DQ_PARTS * 64 : 0, row = BY_DIM ? 0 : group * DQ_ROWS;
+    if (MIXED) {
+      start_part<T>(*(float(*)[DQ_ROWS])dq[0], scores, mixed_dim(group, 0), 0); // two parts at once
+    }
 #pragma unroll
-    for (int i = 0; i < DQ_PARTS; i++) {
-#pragma unroll
-      for (int k = 0; k < BN; k += 16) {
-        wg_multiply<T, true, false>(
-            dq[i], Keys::across(base + Shared::K, k, dim + 64 * i), Scores::along(scores, row, k), k > 0);
-      }
+    for (int i = MIXED ? 2 : 0; i < DQ_PARTS; i++) {
+      start_part<T>(dq[i], scores, MIXED ? mixed_dim(group, i) : dim + 64 * i, row);
     }
     wg_commit();
+  }
+  template <class T, int N>
+  __device__ __forceinline__ void start_part(float (&dq)[N], unsigned scores, int dim, int row) const {
+#pragma unroll
+    for (int k = 0; k < BN; k += 16) {
+      wg_multiply<T, true, false>(dq, Keys::across(base + Shared::K, k, dim), Scores::along(scores, row, k), k > 0);
+    }
   }
 
   // meet waits for all warpgroups.
@@ -332,9 +334,18 @@ struct Consumer {
       differentiate(s, dp);
     }
     packed<T>(ds, dp);
+    if (EARLY_DK) {
+      wg_begin();
+      start_keys<T, Queries, 0, EARLY_DK>(dk, ds, scores, stage); // a product runs until dQ begins
+    }
     keep_scores(scores, ds, key(), query());
     shared_for_engine();
     meet(); // dS of all warpgroups is stored
+    if (EARLY_DV) {
+      wg_wait<EARLY_DK>();
+      hold(dv);
+      hold(ps);
+    }
     finish<T>(ps, ds, stage, scores);
   }
 
@@ -354,14 +365,16 @@ struct Consumer {
     wg_begin();
     float dq[DQ_PARTS][DQ_ROWS / 2];
     start_dq<T>(dq, scores);
-    start_dk<T>(ds, scores, stage);
+    start_keys<T, Queries, EARLY_DK, BM / 16>(dk, ds, scores, stage);
     if (ONE_DO) {
       wg_wait<2>();
       arrive_by_warps(base + Shared::DO_EMPTY);
     }
     wg_wait<1>();
     hold(dq);
-    hold(ps); // a product reads its operands until its end
+    if (!EARLY_DV) {
+      hold(ps); // a product reads its operands until its end
+    }
 #pragma unroll
     for (int part = 0; part < DQ_PARTS; part += DQ_AT_ONCE) {
       some_sync(DQ_EMPTY + group, DQ_THREADS);

@@ -7,7 +7,7 @@
 
 constexpr int BN = SPLIT ? 64 : 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = 128 + CONSUMERS;
 // Registers of a thread. A block has 65536 registers.
-constexpr int FEW = CAP || SPLIT || HEAD_QK <= 96 || BM <= 32 ? 40 : 24, MANY = FEW == 40 ? 232 : 240;
+constexpr int FEW = SPLIT || HEAD_QK <= 96 || CAP && HEAD_QK <= 128 ? 40 : 24, MANY = FEW == 40 ? 232 : 240;
 // The number of queries whose scores a warpgroup computes at once, and its columns of dK and dV.
 constexpr int SCORES = BM / (SPLIT ? GROUPS : 1), DK_COLS = HEAD_QK / (SPLIT ? GROUPS : 1),
               DV_COLS = HEAD_V / (SPLIT ? GROUPS : 1);
@@ -45,13 +45,18 @@ using Scores = Panels<BM, BN>; // P or dS, as [query][key]
 using KeyWalk = Walk<BN, BM>; // own rows are keys, others queries
 
 // A warpgroup's part of dQ' consists of DQ_PARTS times 64 of the head dim by DQ_ROWS queries. If the
-// head dim is not divisible, the queries are divided.
+// head dim is not divisible, the queries are divided. MIXED: of three panels, a warpgroup has all queries of an outer
+// one, as two parts, and half of the queries of the middle one, as wide products read less for each score.
 constexpr int DQ_PANELS = (HEAD_QK + 63) / 64;
-constexpr bool BY_DIM = DQ_PANELS % GROUPS == 0;
+constexpr bool BY_DIM = DQ_PANELS % GROUPS == 0, MIXED = DQ_PANELS == 3;
 constexpr int DQ_PARTS = BY_DIM ? DQ_PANELS / GROUPS : DQ_PANELS, DQ_ROWS = BY_DIM ? BM : BM / GROUPS;
 constexpr int DQ_AT_ONCE = SPLIT ? 1 : DQ_PARTS; // of the parts, in shared memory
 constexpr int DQ_BOX = DQ_ROWS * 128, DQ_BYTES = DQ_AT_ONCE * 2 * DQ_BOX; // a box is 32 floats wide
 static_assert(DQ_ROWS % 8 == 0, "shape");
+
+// mixed_dim returns the first dim of a warpgroup's part i, and mixed_row its first query.
+__device__ __forceinline__ int mixed_dim(int group, int i) { return i < 2 ? 128 * group : 64; }
+__device__ __forceinline__ int mixed_row(int group, int i) { return (i < 2 ? i : group) * DQ_ROWS; }
 
 // With SPLIT, there is one buffer of dO, with its own barriers, and one each of P and of dS. P is stored after the next
 // dO is loaded, which happens after all have used P; dS is stored after all have met over P. Otherwise dS has two
@@ -85,9 +90,14 @@ __device__ __forceinline__ unsigned douts(unsigned base, unsigned stage) {
 constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_THREADS = 128 + 32,
               P_FULL = DQ_EMPTY + GROUPS;
 
+// With EARLY_DV, dV ends before dQ begins, since there are no registers for P beside dQ.
+// Meanwhile, the first EARLY_DK groups of 16 queries add to dK. CAP leaves no registers for their addresses.
+constexpr bool EARLY_DV = HEAD_QK > 128 && !SPLIT;
+constexpr int EARLY_DK = EARLY_DV && !CAP ? 1 : 0;
+
 // FROM_LSE starts S at -LSE in units of products; otherwise LSE is subtracted later. As measured, the first is faster
-// with ORDERED, and slower otherwise.
-constexpr bool FROM_LSE = ORDERED && !CAP;
+// with ORDERED, and slower otherwise. With EARLY_DV, there are no registers to subtract it.
+constexpr bool FROM_LSE = (ORDERED || EARLY_DV) && !CAP;
 
 // A Turn is the current or next item of a block of the grid: a block of keys, counted from HopperBackward.start, of a
 // KV head. ORDERED: also the previous block of keys that adds to dQ, -1 for none. behind means that the previous one
@@ -336,12 +346,12 @@ struct Progress {
   }
 };
 
-// clear_queries zeroes rows of a part of dQ' in shared memory, since from. They are in no tile of this step, but a NaN
+// clear_queries zeroes rows of parts of dQ' in shared memory, since from. They are in no tile of this step, but a NaN
 // in a key makes all rows NaN.
-__device__ __forceinline__ void clear_queries(unsigned part, int from) {
+template <int PARTS> __device__ __forceinline__ void clear_queries(unsigned part, int from) {
   for (int i = from * 8 + threadIdx.x % 32; i < DQ_ROWS * 8; i += 32) {
 #pragma unroll
-    for (int box = 0; box < 2 * DQ_AT_ONCE; box++) {
+    for (int box = 0; box < 2 * PARTS; box++) {
       store_shared(part + box * DQ_BOX + i * 16, 0, 0, 0, 0);
     }
   }
@@ -380,7 +390,14 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
     for (int part = 0; part < DQ_PARTS; part += DQ_AT_ONCE) {
       some_sync(DQ_FULL + consumer, DQ_THREADS);
       if (kind & DIRTY) {
-        clear_queries(from, max(end - row - first, 0));
+        if (MIXED) {
+#pragma unroll
+          for (int i = 0; i < DQ_PARTS; i++) {
+            clear_queries<1>(from + i * 2 * DQ_BOX, max(end - row - mixed_row(consumer, i), 0));
+          }
+        } else {
+          clear_queries<DQ_AT_ONCE>(from, max(end - row - first, 0));
+        }
       }
       const unsigned until = (head - own_kv_head(base) * heads + 1) * p.seq_q - row;
       if (adds) {
@@ -389,7 +406,10 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
         }
 #pragma unroll
         for (int i = 0; i < 2 * DQ_AT_ONCE; i++) {
-          if (dim + 64 * part + 32 * i < HEAD_QK) {
+          if (MIXED) {
+            add_box(b.dq, from + i * DQ_BOX, mixed_dim(consumer, i / 2) + i % 2 * 32, row + mixed_row(consumer, i / 2),
+                head, blockIdx.z);
+          } else if (dim + 64 * part + 32 * i < HEAD_QK) {
             add_box(b.dq, from + i * DQ_BOX, dim + 64 * part + 32 * i, row + first, head, blockIdx.z);
           }
         }

@@ -58,8 +58,8 @@ inline constexpr bool bfloat(fp16_t) { return false; }
 
 // there_is checks that kernels/gpu/internal/source/hopper.cuh has a product with this number of floats per thread.
 inline constexpr bool there_is(int half) {
-  return half == 8 || half == 16 || half == 24 || half == 32 || half == 40 || half == 48 || half == 64 || half == 88 ||
-      half == 96 || half == 128;
+  return half == 8 || half == 12 || half == 16 || half == 24 || half == 32 || half == 40 || half == 48 || half == 64 ||
+      half == 88 || half == 96 || half == 128;
 }
 template <class T, bool TRANS_A, bool TRANS_B, int HALF>
 void wg_multiply(float (&c)[HALF], unsigned long long a, unsigned long long b, bool keep) {
