@@ -112,7 +112,8 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 func stepOf(cfg *config.Config, ranks int, o Options, kernel string, m *Memory) (*Parts, error) {
 	s := &step{
 		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, cores: o.Costs.Cores,
-		perHost: o.Machine.PerHost(ranks), memory: m, costs: o.Costs.Table.For(jobOf(ranks, &o)),
+		perHost: o.Machine.PerHost(ranks), gates: o.Machine.Arch == hopper, memory: m,
+		costs: o.Costs.Table.For(jobOf(ranks, &o)),
 	}
 	if err := s.passes(); err != nil {
 		return nil, err
@@ -152,6 +153,7 @@ type step struct {
 	kernel string
 	docs   []int
 	shared bool // ranks share cores, so that no transfer hides behind work
+	gates  bool // calls of flash begin before rows arrive
 	cores  int  // of a host, if ranks share them
 	// perHost counts the ranks of a host.
 	perHost int
@@ -321,7 +323,7 @@ func (c *charged) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View,
 func (s *step) attention() (*charged, error) {
 	cfg := s.cfg
 	q := questionOf(cfg)
-	of := workloadOf(&q, planner.Topology{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
+	of := workloadOf(&q, planner.Topology{PerHost: s.perHost, Shared: s.shared, Cores: s.cores, Gates: s.gates})
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}
 	for i := range q.Attentions {

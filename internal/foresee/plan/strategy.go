@@ -82,7 +82,8 @@ func (d *Decider) Strategy(q Question) (Answer, error) {
 	if costs == nil {
 		return ruled, nil
 	}
-	c := workloadOf(&q, planner.Topology{PerHost: q.PerHost, Shared: d.Machine.IsCPU(), Cores: d.Cores})
+	c := workloadOf(&q, planner.Topology{PerHost: q.PerHost, Shared: d.Machine.IsCPU(), Cores: d.Cores,
+		Gates: d.Machine.Arch == hopper})
 	asked := q.Requested
 	asked.Layout, asked.Algorithm = open(asked.Layout), open(asked.Algorithm)
 	names := able(choice, open(asked.Backend) == "", c.DType, costs)
@@ -125,6 +126,9 @@ func (d *Decider) rules(q *Question, s ring.Strategy) (*backend.Choice, error) {
 	}
 	return backend.Select(d.Machine, d.Disabled, list...)
 }
+
+// hopper is the architecture on which flash waits for rows within a call.
+const hopper = 90
 
 func workloadOf(q *Question, on planner.Topology) planner.Workload {
 	r := &q.Attentions[0]

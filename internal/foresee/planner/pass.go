@@ -6,8 +6,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
 // A Topology maps the ranks of a context group to hosts and cores.
@@ -20,6 +23,13 @@ type Topology struct {
 	// Cores is the number of cores of a host; 0: not known. If every core gets the same number of ranks, package launch
 	// pins each rank to one, and a rank shares only with the ranks of its core.
 	Cores int
+	// Gates says that calls of flash begin before the rows of the host's ranks arrive; see attention.Waiter.
+	Gates bool
+}
+
+// gated reports whether calls of a backend wait for rows by themselves. A transfer between hosts has no gates.
+func (p Topology) gated(backend string, t tensor.DType, ranks int) bool {
+	return p.Gates && backend == backends.Flash.String() && t != attention.AccumulatorType(t) && p.edge(ranks) == 0
 }
 
 func (p Topology) sharers(rank int) int {
@@ -72,6 +82,7 @@ func Passes(algorithm string, s ring.Spec, a Attention, on Topology, c Costs) (f
 	if err != nil {
 		return forward, backward, err
 	}
+	g.gated = on.gated(a.Backend, a.DType, s.Size)
 	p := newPrices(a, on, c)
 	for _, pass := range []struct {
 		to       *Result
@@ -93,6 +104,7 @@ type group struct {
 	schedules []*ring.Schedule
 	rows      []int // of each
 	sampled   bool
+	gated     bool // calls wait for rows by themselves
 }
 
 func newGroup(algorithm string, s ring.Spec, index *partition.Index, ranks []int) (*group, error) {
@@ -119,7 +131,7 @@ func (g *group) programs(a Attention, backward bool) ([]*program, error) {
 	all.SetLimit(runtime.GOMAXPROCS(0))
 	for i, s := range g.schedules {
 		all.Go(func() error {
-			list[i] = &program{rank: s.Rank}
+			list[i] = &program{rank: s.Rank, gated: g.gated}
 			return (&Recorder{program: list[i]}).Run(s, a, g.rows[i], backward)
 		})
 	}

@@ -120,6 +120,37 @@ func TestHopOfTransfersAndCopies(t *testing.T) {
 }
 
 // Ranks of 3 and 7 pairs on shared cores take 5 each.
+// With gates a call of 8 pairs, 8 seconds, runs beside the transfer of 8 bytes and ends no earlier.
+func TestCallsThatWaitForRows(t *testing.T) {
+	s := specOf(t, false, -1, 4, 2, partition.Contiguous{})
+	s.Gather = ring.Before
+	half := one
+	half.DType = tensor.BF16
+	fused := half
+	fused.Backend = "fused"
+	for _, c := range []struct {
+		name         string
+		a            Attention
+		on           Topology
+		byte         float64
+		end, exposed float64
+	}{
+		{"no gates", half, Topology{}, 0.5, 12, 4},
+		{"gates", half, Topology{Gates: true}, 0.5, 8, 0},
+		{"gates and a slow link", half, Topology{Gates: true}, 2, 16, 8},
+		{"two hosts", half, Topology{Gates: true, PerHost: 1}, 0.5, 12, 4},
+		{"another backend", fused, Topology{Gates: true}, 0.5, 12, 4},
+		{"float32, 16 bytes", one, Topology{Gates: true}, 0.5, 16, 8},
+	} {
+		r := run(t, "allgather", s, c.a, false, c.on, plain{pair: 1, byte: c.byte})
+		for _, x := range r.Ranks {
+			if x.End != c.end || x.Exposed != c.exposed || x.Compute != 8 {
+				t.Errorf("%s: %+v, want an end at %g, of which %g exposed", c.name, x, c.end, c.exposed)
+			}
+		}
+	}
+}
+
 func TestSharedCores(t *testing.T) {
 	r := run(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}), one, false, Topology{Shared: true},
 		plain{pair: 1})

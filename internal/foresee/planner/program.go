@@ -34,6 +34,7 @@ type message struct {
 // A program is all that a rank queues in a pass, in order.
 type program struct {
 	rank      int
+	gated     bool    // calls wait for rows by themselves
 	host      float64 // seconds to queue one thing
 	steps     []step
 	calls     []Call

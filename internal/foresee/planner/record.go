@@ -140,6 +140,9 @@ func (r kernel) Backward(_, _, q View, _ attention.Saved, _ attention.Softmax) (
 	return backward(r), nil
 }
 
+// WaitsForKeys implements attention.Waiter.
+func (r kernel) WaitsForKeys() bool { return r.program != nil && r.program.gated }
+
 type forward struct{ *Recorder }
 
 // Block implements attention.ForwardPass.
@@ -264,6 +267,16 @@ func (p *pending) Wait() {
 	if p.program != nil {
 		p.program.add(wait, p.number)
 	}
+}
+
+// Gates implements comm.Gated. The ring then waits after the call, which overlaps the transfer.
+func (p *pending) Gates() (list []comm.PeerGate) {
+	for _, m := range p.program.exchanges[p.number] {
+		if !m.sends {
+			list = append(list, comm.PeerGate{Peer: m.peer})
+		}
+	}
+	return list
 }
 
 // Sync implements comm.Pending.

@@ -170,10 +170,11 @@ func (s *simulator) pass(x *shards, p onePass) (float64, error) {
 	return r.Seconds, err
 }
 
-// group returns the schedules of the ranks that are followed, which both passes and all backends but cuDNN have in
-// common.
+// group returns the schedules of the ranks that are followed, which both passes share, and all backends except cuDNN
+// and flash with gates.
 func (s *simulator) group(x *shards, w ring.Strategy) (*group, error) {
-	if w.Backend != backends.Fused.String() {
+	gated := s.Topology.gated(w.Backend, s.DType, s.Ranks)
+	if w.Backend != backends.Fused.String() && !gated {
 		w.Backend = ""
 	}
 	if g := s.groups[w]; g != nil {
@@ -185,6 +186,7 @@ func (s *simulator) group(x *shards, w ring.Strategy) (*group, error) {
 	}
 	g, err := newGroup(w.Algorithm, w.Spec(x.Shape, s.Heads, s.KVHeads), x.index, ranks)
 	if err == nil {
+		g.gated = gated
 		s.groups[w] = g
 	}
 	return g, err

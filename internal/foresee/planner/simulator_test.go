@@ -29,6 +29,7 @@ func plainly(t testing.TB, c Workload, layers LayerGroup, w ring.Strategy, costs
 		if err != nil {
 			t.Fatal(err)
 		}
+		g.gated = c.Topology.gated(a.Backend, a.DType, c.Ranks)
 		programs, err := g.programs(a, backward)
 		if err != nil {
 			t.Fatal(err)
@@ -55,7 +56,7 @@ func TestTimesAreThoseOfThePlainSearch(t *testing.T) {
 		ranks := []int{2, 3, 4, 8, 12, ExactRanks + 1}[n%6]
 		c := workloadOf(64*ranks+rng.IntN(4096), ranks, []int{0, 2, 4}[rng.IntN(3)], LayerGroup{-1, 2}, LayerGroup{1 + rng.IntN(400),
 			3})
-		c.Topology.Shared = n%4 == 0
+		c.Topology.Shared, c.Topology.Gates = n%4 == 0, n%4 == 1
 		if c.Recompute = n%2 == 0; n%3 > 0 {
 			c.Docs = drawDocs(rng, c.Tokens, 1+rng.IntN(60))
 		}
