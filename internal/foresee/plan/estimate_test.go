@@ -58,18 +58,21 @@ func on(t *testing.T, assume string, ranks int, set ...string) (*Plan, *config.C
 	return p, cfg, o
 }
 
-// Steps of a 3B llama that were measured on H200: docs/benchmarks/202611_h200.md (flash),
-// docs/benchmarks/predictions.md and docs/benchmarks/h200-scale. The estimate is within a tenth of each.
+// Steps of a 3B llama that were measured on H200, docs/benchmarks/202611_h200.md (flash),
+// docs/benchmarks/predictions.md and docs/benchmarks/h200-scale, and on H100, docs/benchmarks/202611_h100.md. The
+// estimate is within a tenth of each.
 func TestEstimatesOfMeasuredSteps(t *testing.T) {
 	ulysses, gather := "parallel.algorithm=ulysses", "parallel.algorithm=allgather"
 	full := "memory.recompute=full" // chosen before activations took less memory
 	flash := "attention.backend=flash"
-	for _, c := range []struct {
+	type measured struct {
 		ranks   int
 		seq     string
 		seconds float64
 		set     string
-	}{
+	}
+	h100 := []measured{{1, "32K", 2.461, flash}, {4, "32K", 0.639, flash}, {4, "128K", 6.140, flash}}
+	for i, c := range append(h100, []measured{
 		{1, "16K", 0.849, flash}, {1, "32K", 2.237, flash}, {2, "32K", 1.182, flash}, {2, "64K", 3.515, flash},
 		{2, "128K", 12.06, flash}, {4, "32K", 0.613, flash}, {4, "128K", 5.824, flash},
 		{1, "16K", 0.851, ""}, {2, "32K", 1.194, ""}, {2, "64K", 3.538, ""}, {2, "32K", 1.195, gather},
@@ -80,17 +83,21 @@ func TestEstimatesOfMeasuredSteps(t *testing.T) {
 		{1, "64K", 7.120, ""}, {2, "64K", 3.520, ""}, {2, "64K", 3.520, gather}, {2, "64K", 3.611, ulysses},
 		{1, "128K", 29.37, full}, {2, "128K", 11.96, ""}, {2, "128K", 11.97, gather}, {2, "128K", 12.41, ulysses},
 		{2, "256K", 42.58, ""},
-	} {
+	}...) {
+		card := "h200"
+		if i < len(h100) {
+			card = "h100"
+		}
 		set := []string{"data.seq_len=" + c.seq, "attention.backend=fused"}
 		if c.set != "" {
 			set = append(set, c.set)
 		}
-		p, _, _ := on(t, fmt.Sprintf("gpu=h200,cudnn=9.19.0,gpus=%d", c.ranks), c.ranks, set...)
+		p, _, _ := on(t, fmt.Sprintf("gpu=%s,cudnn=9.19.0,gpus=%d", card, c.ranks), c.ranks, set...)
 		got := p.Estimate.SecondsPerStep
-		t.Logf("%d GPUs, %s %s: %.3f s, measured %.3f, %+.1f %%", c.ranks, c.seq, c.set, got, c.seconds,
+		t.Logf("%d %s, %s %s: %.3f s, measured %.3f, %+.1f %%", c.ranks, card, c.seq, c.set, got, c.seconds,
 			100*(got/c.seconds-1))
 		if math.Abs(got/c.seconds-1) > 0.1 {
-			t.Errorf("%d GPUs, %s %s: %.3f s, measured %.3f: %+v", c.ranks, c.seq, c.set, got, c.seconds,
+			t.Errorf("%d %s, %s %s: %.3f s, measured %.3f: %+v", c.ranks, card, c.seq, c.set, got, c.seconds,
 				*p.Estimate.Parts)
 		}
 	}
