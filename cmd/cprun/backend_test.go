@@ -184,7 +184,7 @@ func TestAssumedMachine(t *testing.T) {
 		t.Errorf("memory %+v", p.Memory)
 	}
 	e := p.Estimate
-	if e.SecondsPerStep <= 0 || e.TokensPerSecond <= 0 || e.MFU <= 0 || !e.Scaled || e.Table != "NVIDIA H200" {
+	if e.SecondsPerStep <= 0 || e.TokensPerSecond <= 0 || e.MFU <= 0 || !e.Scaled || e.Table != "NVIDIA H100 80GB HBM3" {
 		t.Errorf("estimate %+v", e)
 	}
 	// Backward, gradients return in float32, and keys and values go out in bf16.
@@ -199,7 +199,7 @@ func TestAssumedMachine(t *testing.T) {
 	}
 	out, _ := must(t, "plan", "../../examples/opticks.yaml", "--assume", "arch=sm90,gpus=8,memory=16M", "--set",
 		"data.seq_len=64K")
-	for _, w := range []string{"does NOT fit the 16 MiB", "cost table of NVIDIA H200",
+	for _, w := range []string{"does NOT fit the 16 MiB", "cost table of NVIDIA H100 80GB HBM3",
 		"backend     flash on sm90, no cuDNN"} {
 		if !strings.Contains(out, w) {
 			t.Errorf("the plan does not say %q:\n%s", w, out)

@@ -129,10 +129,14 @@ func (g *grid) less(s spot) float64 {
 	if !ok {
 		return 0
 	}
-	if beyond := s[0] - g.axis[0][len(g.axis[0])-1]; beyond > 0 {
-		return -math.Log1p(math.Expm1(-rate) / math.Exp2(beyond))
-	}
-	return rate
+	return -g.fade(-rate, 0, s)
+}
+
+// fade returns the logarithm of the relative cost x at s. Its excess over 1 halves with each doubling beyond an axis's
+// largest size.
+func (g *grid) fade(x float64, axis int, s spot) float64 {
+	beyond := s[axis] - g.axis[axis][len(g.axis[axis])-1]
+	return math.Log1p(math.Expm1(x) / math.Exp2(max(beyond, 0)))
 }
 
 func (x *kernel) masked(mask string) *grid {
@@ -209,7 +213,7 @@ func (m *Model) Call(c planner.Call) float64 {
 	total = max(total, x.floor)
 	if !c.First {
 		if ratio, ok := x.further.look(widest); ok {
-			total *= math.Exp(ratio)
+			total *= math.Exp(x.further.fade(ratio, 1, widest)) // a fold takes the same time for any number of keys
 		}
 	}
 	return total * m.slow / m.flops

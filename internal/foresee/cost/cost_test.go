@@ -266,6 +266,33 @@ func TestKeptUp(t *testing.T) {
 	}
 }
 
+// A fold takes the same time for any number of keys. So beyond the most keys of the table, the extra time of a further
+// block halves with each doubling.
+func TestFurtherBlockFades(t *testing.T) {
+	table := rates(0)
+	for i := range table.Sets[0].Attention {
+		if a := &table.Sets[0].Attention[i]; a.Mask == Full && !a.Backward {
+			a.Further = 1.4 * a.Seconds
+		}
+	}
+	table.Machine.Arch = 0
+	m, most := table.For(Job{Ranks: 2, PerHost: 2}), 0
+	for _, a := range table.Sets[0].Attention {
+		most = max(most, a.Keys)
+	}
+	for _, x := range []struct {
+		keys int
+		want float64
+	}{{most / 2, 1.4}, {most, 1.4}, {2 * most, 1.2}, {8 * most, 1.05}} {
+		c := call(most, x.keys, partition.Full())
+		first := m.Call(c)
+		c.First = false
+		if got := m.Call(c) / first; math.Abs(got-x.want) > 1e-9 {
+			t.Errorf("%d keys of at most %d: a further block takes %v of the first, want %v", x.keys, most, got, x.want)
+		}
+	}
+}
+
 func TestShippedTables(t *testing.T) {
 	all, err := Shipped()
 	if err != nil || len(all) == 0 {

@@ -92,6 +92,7 @@ func (d *Decider) First() []int {
 type option struct {
 	Groups
 	Answer
+	question Question // that Answer answers
 }
 
 func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, err error) {
@@ -120,7 +121,7 @@ func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, 
 		} else if err != nil {
 			return nil, err
 		}
-		if len(o.Ranked) > 0 {
+		if o.question = q; len(o.Ranked) > 0 {
 			o.Seconds = o.Ranked[0].Seconds * float64(cfg.Train.GlobalBatchSize/unit)
 			list = append(list, o)
 		}
@@ -133,7 +134,8 @@ func questionOf(cfg *config.Config) Question {
 }
 
 // prefer moves the first option that fits and is within the margin of the fastest to the front, and sorts the others.
-// If none fits, the order stays: most ranks a sequence need least memory, and the memory plan reports it.
+// If none fits, the order stays: most ranks a sequence need least memory, and the memory plan reports it. An option
+// whose strategy does not fit becomes a ring.
 func (d *Decider) prefer(cfg *config.Config, ranks int, list []option) ([]option, error) {
 	margin := planner.Topology{Shared: d.Machine.IsCPU()}.Margin()
 	seconds := func(o option) float64 {
@@ -143,12 +145,12 @@ func (d *Decider) prefer(cfg *config.Config, ranks int, list []option) ([]option
 		return o.Seconds
 	}
 	for range list {
-		if len(list) == 1 {
-			break
-		}
 		sorted := slices.Clone(list)
 		planner.First(sorted, margin, seconds)
 		fits, err := d.fits(cfg, ranks, &sorted[0])
+		if err == nil && !fits {
+			fits, err = d.ring(cfg, ranks, &sorted[0])
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -156,7 +158,8 @@ func (d *Decider) prefer(cfg *config.Config, ranks int, list []option) ([]option
 			slices.SortStableFunc(sorted[1:], func(a, b option) int { return cmp.Compare(a.Seconds, b.Seconds) })
 			return sorted, nil
 		}
-		i := slices.IndexFunc(list, func(o option) bool { return o.Groups == sorted[0].Groups })
+		i := slices.IndexFunc(list, func(o option) bool { return o.Context == sorted[0].Context })
+		list[i] = sorted[0]
 		list[i].TooLarge = true
 	}
 	return list, nil
@@ -174,6 +177,24 @@ func (d *Decider) fits(cfg *config.Config, ranks int, o *option) (bool, error) {
 	}
 	m, err := fit(c, ranks, d.Machine, demand)
 	return m.Fits, err
+}
+
+// ring makes an open algorithm of the option a ring, which needs the least memory, and reports whether that fits.
+func (d *Decider) ring(cfg *config.Config, ranks int, o *option) (bool, error) {
+	q := o.question
+	if open(q.Requested.Algorithm) != "" || o.Strategy.Algorithm == "ring" {
+		return false, nil
+	}
+	q.Requested.Algorithm = "ring"
+	a, err := d.Strategy(q)
+	if err != nil || len(a.Ranked) == 0 {
+		return false, err
+	}
+	o.Seconds *= a.Predicted() / o.Predicted()
+	others := slices.DeleteFunc(slices.Clone(o.Ranked), func(t planner.Timed) bool { return t.Strategy == a.Strategy })
+	a.Ranked = append(a.Ranked[:1:1], others...)
+	o.Answer = a
+	return d.fits(cfg, ranks, o)
 }
 
 // resolved returns the config with the option; false: the option breaks a rule.

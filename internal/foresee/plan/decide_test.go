@@ -76,6 +76,43 @@ func TestDecideFillsWhatIsOpen(t *testing.T) {
 	}
 }
 
+// If the memory is too small for the fastest strategy, a ring replaces it, and for nothing else.
+func TestDecideTakesARingThatFits(t *testing.T) {
+	slow := flat{pair: 1e-12, byte: 1e-9, start: 1e-5}
+	set := []string{"data.seq_len=256K", "memory.recompute=selective", "memory.shard=gradients", "memory.offload=off",
+		"memory.loss_chunk=1024"}
+	total := func(more ...string) (*config.Config, int64) {
+		cfg, _ := decided(t, slow, h200, 8, append(more, set...)...)
+		m, err := Fit(cfg, 8, h200)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cfg, m.Total
+	}
+	fastest, most := total()
+	_, least := total("parallel.algorithm=ring")
+	if fastest.Parallel.Algorithm == "ring" || least >= most {
+		t.Fatalf("%s takes %d bytes, a ring %d", fastest.Parallel.Algorithm, most, least)
+	}
+	for memory, want := range map[int64]string{
+		most * 105 / 100:           fastest.Parallel.Algorithm,
+		(least + most) * 103 / 200: "ring",
+		least / 2:                  "ring", // it lacks least
+	} {
+		small := h200
+		small.Memory = memory
+		cfg, chosen := decided(t, slow, small, 8, set...)
+		if first := chosen.Strategies[0]; cfg.Parallel.Algorithm != want || first.Algorithm != want ||
+			chosen.Groups[0].TooLarge != (memory == least/2) || len(chosen.Strategies) < 3 {
+			t.Errorf("%d bytes: %s, %+v of %d, want %s", memory, cfg.Parallel.Algorithm, first, len(chosen.Strategies), want)
+		}
+		cfg, _ = decided(t, slow, small, 8, append(set, "parallel.algorithm="+fastest.Parallel.Algorithm)...)
+		if cfg.Parallel.Algorithm != fastest.Parallel.Algorithm {
+			t.Errorf("%d bytes: a given algorithm became %s", memory, cfg.Parallel.Algorithm)
+		}
+	}
+}
+
 // Eight samples on eight ranks need no transfers where each has its own, if one device has room for a whole one.
 func TestDecideSizesOfGroups(t *testing.T) {
 	slow := flat{pair: 1e-12, byte: 1e-9, start: 1e-5}
