@@ -131,18 +131,7 @@ func BenchmarkCUDALinear(b *testing.B) {
 		if s.name == "head" {
 			rows = 2048
 		}
-		mark := func(dtype tensor.DType, rows, cols int) View {
-			mem, err := rig.loader.Device().Alloc(int64(rows) * int64(cols) * int64(dtype.Size()))
-			check(b, err)
-			return tensor.Dense(mem, dtype, 0, [4]int{1, rows, 1, cols})
-		}
-		// Power, and with it the clock, depends on the values: zeros are faster than real data.
-		x, w, y := mark(tensor.BF16, rows, s.in), mark(tensor.BF16, s.out, s.in), mark(tensor.BF16, rows, s.out)
-		dw := mark(tensor.F32, s.out, s.in)
-		for _, v := range []View{x, w, y} {
-			rig.noise(b, v)
-		}
-		rig.Zero(dw)
+		x, w, y, dw := rig.operands(b, rows, s.in, s.out)
 		for _, tune := range []bool{false, true} {
 			if tune {
 				b.Cleanup(func() { rig.Tune(false) })
@@ -165,6 +154,53 @@ func BenchmarkCUDALinear(b *testing.B) {
 			}
 		}
 	}
+}
+
+// BenchmarkCUDALinearDX measures gradients of many rows, in one product and in products of fewer rows, beside the forward
+// product of the same size. Shapes are those of Llama 3.2 3B and 3.1 8B.
+func BenchmarkCUDALinearDX(b *testing.B) {
+	rig := newCUDARig(b)
+	for _, s := range []struct{ in, out int }{{8192, 3072}, {3072, 8192}, {14336, 4096}, {4096, 14336}} {
+		for _, rows := range []int{16384, 65536} {
+			x, w, y, _ := rig.operands(b, rows, s.in, s.out)
+			flop := 2 * float64(rows) * float64(s.in) * float64(s.out)
+			name := fmt.Sprintf("%dx%d/rows=%d", s.in, s.out, rows)
+			b.Run(name+"/forward", func(b *testing.B) {
+				rig.within(b).rate(b, flop, func() { rig.Linear(y, x, w, View{}) })
+			})
+			for _, part := range []int{rows, 8192, 4096, 2048} {
+				b.Run(fmt.Sprintf("%s/dx by %d", name, part), func(b *testing.B) {
+					rig.within(b).rate(b, flop, func() {
+						for lo := 0; lo < rows; lo += part {
+							rig.LinearDX(x.Slice(tensor.Seq, lo, lo+part), y.Slice(tensor.Seq, lo, lo+part), w, false)
+						}
+					})
+				})
+			}
+			b.Run(name+"/dx tuned", func(b *testing.B) {
+				rig.Tune(true)
+				defer rig.Tune(false)
+				rig.within(b).rate(b, flop, func() { rig.LinearDX(x, y, w, false) })
+			})
+		}
+	}
+}
+
+// operands returns x [rows, in], w [out, in], y [rows, out] and a float32 dw [out, in] of zeros. Power, and with it the
+// clock, depends on the values: zeros are faster than real data.
+func (r *cudaRig) operands(b *testing.B, rows, in, out int) (x, w, y, dw View) {
+	mark := func(dtype tensor.DType, rows, cols int) View {
+		mem, err := r.loader.Device().Alloc(int64(rows) * int64(cols) * int64(dtype.Size()))
+		check(b, err)
+		return tensor.Dense(mem, dtype, 0, [4]int{1, rows, 1, cols})
+	}
+	x, w, y, dw = mark(tensor.BF16, rows, in), mark(tensor.BF16, out, in), mark(tensor.BF16, rows, out),
+		mark(tensor.F32, out, in)
+	for _, v := range []View{x, w, y} {
+		r.noise(b, v)
+	}
+	r.Zero(dw)
+	return x, w, y, dw
 }
 
 // noise fills a 16-bit view with values of similar size.
