@@ -31,7 +31,7 @@ type Model struct {
 	memory    float64
 
 	kernels  map[attentionKey]*kernel // by the key of full tiles
-	products map[productKey]*product
+	products map[productKey]*grid
 	passes   map[productKey]*grid
 	links    map[linkKey]*grid
 	least    map[linkKey]float64
@@ -39,12 +39,6 @@ type Model struct {
 	toSame, toOther *route
 	copies          *grid // of passes: that of copies
 	set             *Set
-}
-
-// A product is the rates of one kind of matrix product.
-type product struct {
-	grid
-	most float64 // of a warm GPU: no product of a step is faster
 }
 
 type productKey struct{ op, dtype string }
@@ -72,7 +66,7 @@ func (t *Table) For(job Job) *Model {
 	far := t.set(ranks, func(s *Set) int { return len(s.Links) })
 	m := &Model{
 		job: job, slow: 1, slowLinks: 1, flops: cmp.Or(job.FLOPs, 1), memory: cmp.Or(job.Memory, 1), set: s,
-		kernels: map[attentionKey]*kernel{}, products: map[productKey]*product{}, passes: map[productKey]*grid{},
+		kernels: map[attentionKey]*kernel{}, products: map[productKey]*grid{}, passes: map[productKey]*grid{},
 		links: map[linkKey]*grid{}, least: map[linkKey]float64{},
 	}
 	if job.Cores > 0 {
@@ -85,19 +79,9 @@ func (t *Table) For(job Job) *Model {
 	m.indexAttention()
 	for _, p := range s.Products {
 		k, rate := productKey{p.Kind, p.DType}, math.Log(Work{Rows: p.Rows, In: p.In, Out: p.Out}.FLOPs()/p.Seconds)
-		x := m.products[k]
-		if x == nil {
-			x = &product{most: math.Inf(1)}
-			m.products[k] = x
-		}
-		x.add(at(float64(p.Rows), float64(p.In), float64(p.Out)), rate)
-		if t.Machine.Arch != 0 && p.Seconds >= keptUp {
-			raise(&x.most, rate)
-		}
+		put(m.products, k, at(float64(p.Rows), float64(p.In), float64(p.Out)), rate)
 	}
-	for _, p := range m.products {
-		p.build()
-	}
+	build(m.products)
 	for _, p := range s.Passes {
 		put(m.passes, productKey{p.Op, p.DType}, at(float64(p.Bytes)), math.Log(float64(p.Bytes)/p.Seconds))
 	}
@@ -187,7 +171,7 @@ func (m *Model) product(w Work) float64 {
 	} {
 		if p := m.products[k]; p != nil {
 			rate, _ := p.look(s)
-			return m.least0(w.FLOPs()/math.Exp(min(rate, p.most))) * m.slow / m.flops
+			return m.least0(w.FLOPs()/math.Exp(rate)) * m.slow / m.flops
 		}
 	}
 	return 0

@@ -243,25 +243,19 @@ func counts(ns ...int) bool {
 	return true
 }
 
-// keptUp is the shortest call, in seconds, that shows the rate of a GPU at its power limit. A figure comes from at most
-// 30 calls, which then last 0.2 s. Shorter calls end before the card lowers its clock: on H200 products of 1.4 ms ran
-// at 800 TFLOP/s, and all products of 6 ms and more at 690, as in a step.
+// keptUp is the shortest call, in seconds, that shows the rate of a GPU at its power limit. Shorter ones are measured
+// at that limit too, but the card cools between them and while the host queues them.
 const keptUp = 6e-3
 
 // keep finds the highest rate of attention on a warm card: passes with two blocks are measured after passes with one.
 func (m *Model) keep() {
 	for _, a := range m.set.Attention {
 		if both := a.Seconds + a.Further; a.Mask == Full && a.Further > 0 && both >= keptUp {
-			flops := 2 * attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)
-			raise(&m.kernelOf(a.key()).most, math.Log(flops/both))
+			x, flops := m.kernelOf(a.key()), 2*attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)
+			if rate := math.Log(flops / both); math.IsInf(x.most, 1) || rate > x.most {
+				x.most = rate
+			}
 		}
-	}
-}
-
-// raise keeps the largest rate. Before the first there is no limit, +Inf.
-func raise(most *float64, rate float64) {
-	if math.IsInf(*most, 1) || rate > *most {
-		*most = rate
 	}
 }
 
