@@ -111,7 +111,7 @@ func benchAttentionCommand() *cobra.Command {
 	f.StringVar(&s.DType, "dtype", "auto",
 		"data type: bf16, fp16, fp32, on a CPU also fp64, or auto (bf16, on a CPU fp32)")
 	f.BoolVar(&s.Deterministic, "deterministic", false, "same bits on every run")
-	f.Float64Var(&s.Seconds, "seconds", 0, "minimum seconds per figure; 0: use --iters")
+	f.Float64Var(&s.Seconds, "seconds", 0, "minimum seconds per figure, after half as many of warm-up; 0: use --iters")
 	f.BoolVar(&s.Quick, "quick", false, "time the passes only, without hops and baselines")
 	itersFlags(f, &s.Iters, &s.Warmup)
 	benchFlags(f, &o)

@@ -77,7 +77,7 @@ const (
 )
 
 // measure returns the median time of work, in seconds, on the slowest rank. It runs iterations back to back: iters, or
-// if that is 0, for the budget or r.Seconds.
+// if that is 0, for the budget or r.Seconds, after half as long again.
 func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error) (seconds float64, n int, err error) {
 	took, err := r.times(ctx, max(warmup, 1), work)
 	if err != nil {
@@ -95,6 +95,9 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 		iters = min(max(int(cmp.Or(r.Budget, budget)/one), minIters), maxIters)
 		if r.Seconds > 0 {
 			iters = max(int(math.Ceil(r.Seconds/one)), minIters)
+			if _, err := r.times(ctx, iters/2, work); err != nil { // until the clock has settled
+				return 0, 0, err
+			}
 		}
 	}
 	if err := r.Control.Barrier(ctx); err != nil {
