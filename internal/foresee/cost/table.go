@@ -243,8 +243,8 @@ func counts(ns ...int) bool {
 	return true
 }
 
-// keptUp is the shortest call, in seconds, that shows the rate of a GPU at its power limit. Shorter ones are measured
-// at that limit too, but the card cools between them and while the host queues them.
+// keptUp is the shortest call, in seconds, that shows the rate of a GPU at its power limit. Shorter ones are faster
+// than in a step, even after a warm-up.
 const keptUp = 6e-3
 
 // keep finds the highest rate of attention on a warm card: passes with two blocks are measured after passes with one.
