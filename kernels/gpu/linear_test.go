@@ -157,7 +157,7 @@ func BenchmarkCUDALinear(b *testing.B) {
 }
 
 // BenchmarkCUDALinearDX measures gradients of many rows, in one product and in products of fewer rows, beside the forward
-// product of the same size. Shapes are those of Llama 3.2 3B and 3.1 8B.
+// product of the same size. The shapes occur in Llama 3.2 3B and 3.1 8B.
 func BenchmarkCUDALinearDX(b *testing.B) {
 	rig := newCUDARig(b)
 	for _, s := range []struct{ in, out int }{{8192, 3072}, {3072, 8192}, {14336, 4096}, {4096, 14336}} {

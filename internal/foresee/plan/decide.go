@@ -134,8 +134,8 @@ func questionOf(cfg *config.Config) Question {
 }
 
 // prefer moves the first option that fits and is within the margin of the fastest to the front, and sorts the others.
-// If none fits, the order stays: most ranks a sequence need least memory, and the memory plan reports it. An option
-// whose strategy does not fit becomes a ring.
+// If none fits, the order stays: most ranks a sequence need least memory, and the memory plan reports it. If the
+// strategy of an option does not fit, a ring replaces it.
 func (d *Decider) prefer(cfg *config.Config, ranks int, list []option) ([]option, error) {
 	margin := planner.Topology{Shared: d.Machine.IsCPU()}.Margin()
 	seconds := func(o option) float64 {

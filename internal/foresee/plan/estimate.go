@@ -111,9 +111,9 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 
 func stepOf(cfg *config.Config, ranks int, o Options, kernel string, m *Memory) (*Parts, error) {
 	s := &step{
-		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, cores: o.Costs.Cores,
-		perHost: o.Machine.PerHost(ranks), gates: o.Machine.Arch == hopper, memory: m,
-		costs: o.Costs.Table.For(jobOf(ranks, &o)),
+		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, memory: m, costs: o.Costs.Table.For(jobOf(ranks, &o)),
+		on: planner.Topology{PerHost: o.Machine.PerHost(ranks), Shared: o.Costs.Cores > 0, Cores: o.Costs.Cores,
+			Gates: o.Machine.Arch == hopper},
 	}
 	if err := s.passes(); err != nil {
 		return nil, err
@@ -152,13 +152,9 @@ type step struct {
 	ranks  int
 	kernel string
 	docs   []int
-	shared bool // ranks share cores, so that no transfer hides behind work
-	gates  bool // calls of flash begin before rows arrive
-	cores  int  // of a host, if ranks share them
-	// perHost counts the ranks of a host.
-	perHost int
-	costs   *cost.Model
-	memory  *Memory
+	on     planner.Topology
+	costs  *cost.Model
+	memory *Memory
 
 	calls             int     // that the host queues
 	forward, backward float64 // device seconds of the passes, which reductions may hide behind
@@ -264,7 +260,7 @@ func (s *step) state() {
 		gather *= float64(micro)
 		reduce += gather
 	}
-	s.Gradients = exposed(reduce, s.backward, tail, s.shared) + exposed(gather, s.forward, 0, s.shared) + sums
+	s.Gradients = exposed(reduce, s.backward, tail, s.on.Shared) + exposed(gather, s.forward, 0, s.on.Shared) + sums
 }
 
 // sumBytes counts the bytes of a step's sums.
@@ -279,7 +275,7 @@ func exposed(transfers, work, tail float64, shared bool) float64 {
 }
 
 func (s *step) host() {
-	if !s.shared {
+	if !s.on.Shared {
 		s.Host = max(0, s.costs.Host(s.calls)-s.Products-s.Passes-s.Attention-s.Optimizer)
 	}
 }
@@ -323,7 +319,7 @@ func (c *charged) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View,
 func (s *step) attention() (*charged, error) {
 	cfg := s.cfg
 	q := questionOf(cfg)
-	of := workloadOf(&q, planner.Topology{PerHost: s.perHost, Shared: s.shared, Cores: s.cores, Gates: s.gates})
+	of := workloadOf(&q, s.on)
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}
 	for i := range q.Attentions {

@@ -58,9 +58,9 @@ func on(t *testing.T, assume string, ranks int, set ...string) (*Plan, *config.C
 	return p, cfg, o
 }
 
-// Steps of a 3B llama that were measured on H200, docs/benchmarks/202611_h200.md (flash),
-// docs/benchmarks/predictions.md and docs/benchmarks/h200-scale, and on H100, docs/benchmarks/202611_h100.md. The
-// estimate is within a tenth of each.
+// Measured steps of a 3B llama: on H200, docs/benchmarks/202611_h200.md (flash),
+// docs/benchmarks/predictions.md and docs/benchmarks/h200-scale, and on H100, docs/benchmarks/202611_h100.md. Each
+// estimate is within a tenth.
 func TestEstimatesOfMeasuredSteps(t *testing.T) {
 	ulysses, gather := "parallel.algorithm=ulysses", "parallel.algorithm=allgather"
 	full := "memory.recompute=full" // chosen before activations took less memory
@@ -103,7 +103,7 @@ func TestEstimatesOfMeasuredSteps(t *testing.T) {
 	}
 }
 
-// What an estimate says must agree with itself, and change as the machine does.
+// An estimate must agree with itself, and change with the machine.
 func TestEstimateHangsTogether(t *testing.T) {
 	base, _, _ := on(t, "gpu=h200,cudnn=9.19.0,gpus=8", 8)
 	e := base.Estimate

@@ -127,8 +127,7 @@ func (d *Decider) rules(q *Question, s ring.Strategy) (*backend.Choice, error) {
 	return backend.Select(d.Machine, d.Disabled, list...)
 }
 
-// hopper is the architecture on which flash waits for rows within a call.
-const hopper = 90
+const hopper = 90 // the architecture; flash waits for rows within a call there
 
 func workloadOf(q *Question, on planner.Topology) planner.Workload {
 	r := &q.Attentions[0]
