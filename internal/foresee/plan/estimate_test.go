@@ -71,23 +71,7 @@ func TestEstimatesOfMeasuredSteps(t *testing.T) {
 		seconds float64
 		set     string
 	}
-	h100 := []measured{{1, "32K", 2.461, flash}, {4, "32K", 0.639, flash}, {4, "128K", 6.140, flash}}
-	for i, c := range append(h100, []measured{
-		{1, "16K", 0.849, flash}, {1, "32K", 2.237, flash}, {2, "32K", 1.182, flash}, {2, "64K", 3.515, flash},
-		{2, "128K", 12.06, flash}, {4, "32K", 0.613, flash}, {4, "128K", 5.824, flash},
-		{1, "16K", 0.851, ""}, {2, "32K", 1.194, ""}, {2, "64K", 3.538, ""}, {2, "32K", 1.195, gather},
-		{2, "32K", 1.235, ulysses},
-		{2, "64K", 1.428, "model.sliding_window=4096"}, {1, "8K", 0.370, ""},
-		{2, "16K", 0.457, ""}, {2, "16K", 0.452, gather}, {2, "16K", 0.474, ulysses},
-		{1, "32K", 2.239, ""}, {2, "32K", 1.197, gather}, {2, "32K", 1.240, ulysses},
-		{1, "64K", 7.120, ""}, {2, "64K", 3.520, ""}, {2, "64K", 3.520, gather}, {2, "64K", 3.611, ulysses},
-		{1, "128K", 29.37, full}, {2, "128K", 11.96, ""}, {2, "128K", 11.97, gather}, {2, "128K", 12.41, ulysses},
-		{2, "256K", 42.58, ""},
-	}...) {
-		card := "h200"
-		if i < len(h100) {
-			card = "h100"
-		}
+	check := func(card string, c measured) {
 		set := []string{"data.seq_len=" + c.seq, "attention.backend=fused"}
 		if c.set != "" {
 			set = append(set, c.set)
@@ -100,6 +84,23 @@ func TestEstimatesOfMeasuredSteps(t *testing.T) {
 			t.Errorf("%d %s, %s %s: %.3f s, measured %.3f: %+v", c.ranks, card, c.seq, c.set, got, c.seconds,
 				*p.Estimate.Parts)
 		}
+	}
+	for _, c := range []measured{{1, "32K", 2.461, flash}, {4, "32K", 0.639, flash}, {4, "128K", 6.140, flash}} {
+		check("h100", c)
+	}
+	for _, c := range []measured{
+		{1, "16K", 0.849, flash}, {1, "32K", 2.237, flash}, {2, "32K", 1.182, flash}, {2, "64K", 3.515, flash},
+		{2, "128K", 12.06, flash}, {4, "32K", 0.613, flash}, {4, "128K", 5.824, flash},
+		{1, "16K", 0.851, ""}, {2, "32K", 1.194, ""}, {2, "64K", 3.538, ""}, {2, "32K", 1.195, gather},
+		{2, "32K", 1.235, ulysses},
+		{2, "64K", 1.428, "model.sliding_window=4096"}, {1, "8K", 0.370, ""},
+		{2, "16K", 0.457, ""}, {2, "16K", 0.452, gather}, {2, "16K", 0.474, ulysses},
+		{1, "32K", 2.239, ""}, {2, "32K", 1.197, gather}, {2, "32K", 1.240, ulysses},
+		{1, "64K", 7.120, ""}, {2, "64K", 3.520, ""}, {2, "64K", 3.520, gather}, {2, "64K", 3.611, ulysses},
+		{1, "128K", 29.37, full}, {2, "128K", 11.96, ""}, {2, "128K", 11.97, gather}, {2, "128K", 12.41, ulysses},
+		{2, "256K", 42.58, ""},
+	} {
+		check("h200", c)
 	}
 }
 

@@ -83,8 +83,7 @@ func (s *CalibrateSpec) Default(device string) {
 		Budget: 0.1, // most figures take far less
 		// A card cools while the host plans cuDNN graphs and compiles kernels for new shapes. Measured cold, cuDNN was
 		// 6 % ahead of flash; with both kept warm it is 4 % behind. The calls of a ring over four GPUs at 32K take 0.7
-		// to 2.6 ms. After 50 ms of a call of 20 ms, an H200 still draws more than its limit, and then less: the second
-		// of two equal blocks took 17 % longer.
+		// to 2.6 ms. After 50 ms the clock of an H200 has not settled: the second of two equal blocks took 17 % longer.
 		Heat: 2, Long: 2e-4,
 	}
 }
