@@ -232,18 +232,29 @@ func TestChoiceOfWhenRowsTravel(t *testing.T) {
 }
 
 // Predictions within the margin decide nothing: the first strategy of the list wins. If all layers have a window, that is
-// one call after the transfer.
+// one call after the transfer, and on GPUs one piece of the sequence a rank. Above ExactRanks ranks only a layout with
+// balance is timed.
 func TestFirstStrategyOfWindows(t *testing.T) {
+	windows := []LayerGroup{{16, 1}, {64, 2}}
+	before := ring.Strategy{Layout: "contiguous", Algorithm: "allgather", Gather: ring.Before}
+	zigzag := before
+	zigzag.Layout = "zigzag"
 	for _, x := range []struct {
 		layers []LayerGroup
+		ranks  int
+		shared bool
 		want   ring.Strategy
 	}{
-		{[]LayerGroup{{16, 1}, {64, 2}}, ring.Strategy{Algorithm: "allgather", Gather: ring.Before}},
-		{[]LayerGroup{{16, 1}, {-1, 2}}, ring.Strategy{Algorithm: "ring"}},
+		{windows, 4, false, before},
+		{windows, 4, true, zigzag},
+		{windows, 2 * ExactRanks, false, zigzag},
+		{[]LayerGroup{{16, 1}, {-1, 2}}, 4, false, ring.Strategy{Layout: "zigzag", Algorithm: "ring"}},
 	} {
-		got := Strategies(workloadOf(4096, 4, 4, x.layers...), anything, flash)[0]
-		if x.want.Layout, x.want.Backend = "zigzag", flash[0]; got != x.want {
-			t.Errorf("%v: %+v, want %+v", x.layers, got, x.want)
+		c := workloadOf(4096, x.ranks, x.ranks, x.layers...)
+		c.Topology.Shared = x.shared
+		got := Strategies(c, anything, flash)[0]
+		if x.want.Backend = flash[0]; got != x.want {
+			t.Errorf("%+v: %+v", x, got)
 		}
 	}
 }

@@ -13,8 +13,9 @@ import (
 //
 // Others have to beat a ring in a zigzag. An all-gather comes first if ranks share cores, where no transfer overlaps;
 // for packed documents, where a ring sends more rows than ranks read; and if all layers have a window: the rows fit one
-// short call, whose measured gain over two calls exceeds the predicted one. A striped layout is listed only on request:
-// it balances like a zigzag, and cuts the tiles of every two ranks by the mask's edges.
+// short call, whose measured gain over two calls exceeds the predicted one. There a contiguous layout comes first. A
+// striped layout is listed only on request: it balances like a zigzag, and cuts the tiles of every two ranks by the
+// mask's edges.
 func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring.Strategy) {
 	documents := len(c.Docs) > 0
 	layouts := []partition.LayoutName{"zigzag", "contiguous"}
@@ -33,6 +34,9 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 	}
 	if c.Ranks == 1 {
 		layouts, algorithms = layouts[:1], algorithms[:1] // all are the same
+	}
+	if c.windowed() && !documents && !c.Topology.Shared {
+		slices.Reverse(layouts) // a rank of a zigzag has two pieces, and reads others' keys before each
 	}
 	if asked.Layout != "" {
 		layouts = []partition.LayoutName{asked.Layout}
