@@ -23,10 +23,6 @@ func openBlas(stream *cuda.Stream) (*blas.Handle, error) {
 	return blas.Open(stream, work)
 }
 
-// Tune makes the first use of each matrix product measure the algorithms and choose the fastest. The caller waits for
-// the measurement; see blas.Handle.Tune.
-func (c *Ops) Tune(on bool) { c.blas.Tune(on) }
-
 // Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add unless that is the zero View.
 func (c *Ops) Linear(y, x, w, add View) { c.multiply("linear", linearProblem(y, x, w, add)) }
 

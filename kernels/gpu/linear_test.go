@@ -22,11 +22,6 @@ type linearWay struct {
 var linearWays = []linearWay{
 	{"default", func(r *cudaRig, p blas.Problem) { r.multiply("product", p) }},
 	{"simple", func(r *cudaRig, p blas.Problem) { check(r.t, r.simple(p)) }},
-	{"tuned", func(r *cudaRig, p blas.Problem) {
-		r.Tune(true)
-		defer r.Tune(false)
-		r.multiply("product", p)
-	}},
 }
 
 // Sizes for which vector loads and tiles do not fit, and 0.
@@ -132,55 +127,17 @@ func BenchmarkCUDALinear(b *testing.B) {
 			rows = 2048
 		}
 		x, w, y, dw := rig.operands(b, rows, s.in, s.out)
-		for _, tune := range []bool{false, true} {
-			if tune {
-				b.Cleanup(func() { rig.Tune(false) })
-			}
-			for _, p := range []struct {
-				name string
-				run  func()
-			}{
-				{"forward", func() { rig.Linear(y, x, w, View{}) }},
-				{"dx", func() { rig.LinearDX(x, y, w, false) }},
-				{"dw", func() { rig.LinearDW(dw, y, x, false) }},
-				{"dw added", func() { rig.LinearDW(dw, y, x, true) }},
-			} {
-				name := fmt.Sprintf("%s/%s/tuned=%t", s.name, p.name, tune)
-				b.Run(name, func(b *testing.B) {
-					rig.Tune(tune)
-					flop := 2 * float64(rows) * float64(s.in) * float64(s.out)
-					rig.within(b).rate(b, flop, p.run)
-				})
-			}
-		}
-	}
-}
-
-// BenchmarkCUDALinearDX measures gradients of many rows, in one product and in products of fewer rows, beside the forward
-// product of the same size. The shapes occur in Llama 3.2 3B and 3.1 8B.
-func BenchmarkCUDALinearDX(b *testing.B) {
-	rig := newCUDARig(b)
-	for _, s := range []struct{ in, out int }{{8192, 3072}, {3072, 8192}, {14336, 4096}, {4096, 14336}} {
-		for _, rows := range []int{16384, 65536} {
-			x, w, y, _ := rig.operands(b, rows, s.in, s.out)
-			flop := 2 * float64(rows) * float64(s.in) * float64(s.out)
-			name := fmt.Sprintf("%dx%d/rows=%d", s.in, s.out, rows)
-			b.Run(name+"/forward", func(b *testing.B) {
-				rig.within(b).rate(b, flop, func() { rig.Linear(y, x, w, View{}) })
-			})
-			for _, part := range []int{rows, 8192, 4096, 2048} {
-				b.Run(fmt.Sprintf("%s/dx by %d", name, part), func(b *testing.B) {
-					rig.within(b).rate(b, flop, func() {
-						for lo := 0; lo < rows; lo += part {
-							rig.LinearDX(x.Slice(tensor.Seq, lo, lo+part), y.Slice(tensor.Seq, lo, lo+part), w, false)
-						}
-					})
-				})
-			}
-			b.Run(name+"/dx tuned", func(b *testing.B) {
-				rig.Tune(true)
-				defer rig.Tune(false)
-				rig.within(b).rate(b, flop, func() { rig.LinearDX(x, y, w, false) })
+		for _, p := range []struct {
+			name string
+			run  func()
+		}{
+			{"forward", func() { rig.Linear(y, x, w, View{}) }},
+			{"dx", func() { rig.LinearDX(x, y, w, false) }},
+			{"dw", func() { rig.LinearDW(dw, y, x, false) }},
+			{"dw added", func() { rig.LinearDW(dw, y, x, true) }},
+		} {
+			b.Run(s.name+"/"+p.name, func(b *testing.B) {
+				rig.within(b).rate(b, 2*float64(rows)*float64(s.in)*float64(s.out), p.run)
 			})
 		}
 	}

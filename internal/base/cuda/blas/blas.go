@@ -71,8 +71,7 @@ type Handle struct {
 	stream    *cuda.Stream
 	workspace *cuda.Memory
 	h         C.cublasLtHandle_t
-	plans     map[key]*plan
-	tune      bool
+	plans     map[key]*C.cprun_plan_t
 }
 
 // Open loads cuBLASLt and makes a handle. Only this handle may use workspace, device memory; 64 MiB suffice for any
@@ -81,7 +80,7 @@ func Open(stream *cuda.Stream, workspace *cuda.Memory) (*Handle, error) {
 	if err := load(); err != nil {
 		return nil, err
 	}
-	h := &Handle{stream: stream, workspace: workspace, plans: map[key]*plan{}}
+	h := &Handle{stream: stream, workspace: workspace, plans: map[key]*C.cprun_plan_t{}}
 	err := stream.Device().With(func() error {
 		return check("cublasLtCreate", C.cprun_blas_create(&library.t, &h.h))
 	})
@@ -94,7 +93,7 @@ func Open(stream *cuda.Stream, workspace *cuda.Memory) (*Handle, error) {
 // Close frees the handle and its plans. The stream must be done.
 func (h *Handle) Close() error {
 	for _, p := range h.plans {
-		C.cprun_plan_free(&library.t, p.c)
+		C.cprun_plan_free(&library.t, p)
 	}
 	h.plans = nil
 	return h.stream.Device().With(func() error {
@@ -104,13 +103,6 @@ func (h *Handle) Close() error {
 
 // Plans returns the number of planned problems.
 func (h *Handle) Plans() int { return len(h.plans) }
-
-// A plan holds the choice of algorithm for a problem.
-type plan struct {
-	c      *C.cprun_plan_t
-	choice int
-	tuned  bool
-}
 
 // Multiply queues p on the stream. If cuBLASLt has no algorithm for p, such as for bfloat16 matrices with an odd number
 // of columns, it queues nothing and returns false. M, N and K must be at least 1. An error poisons the stream.
@@ -128,18 +120,15 @@ func (h *Handle) Multiply(name string, p Problem) bool {
 		}
 		h.plans[k] = x
 	}
-	if x.c.choices == 0 {
+	if x.found == 0 {
 		return false
 	}
-	if h.tune && !x.tuned {
-		h.stream.Fail(h.measure(x, p))
-	}
-	h.stream.Do(name, func() error { return h.run(x, p, 1) })
+	h.stream.Do(name, func() error { return h.run(x, p) })
 	return true
 }
 
-// run queues the product times alpha.
-func (h *Handle) run(x *plan, p Problem, alpha float32) error {
+// run queues the product.
+func (h *Handle) run(x *C.cprun_plan_t, p Problem) error {
 	beta := C.float(0)
 	if p.C.Addr != 0 {
 		beta = 1
@@ -147,7 +136,7 @@ func (h *Handle) run(x *plan, p Problem, alpha float32) error {
 	o := p.operands()
 	return h.stream.Device().With(func() error {
 		// Row-major matrices are the transposed of column-major ones: D' = B' A' + C'.
-		s := C.cprun_plan_run(&library.t, h.h, x.c, C.int(x.choice), C.float(alpha), beta,
+		s := C.cprun_plan_run(&library.t, h.h, x, beta,
 			C.uint64_t(o[1].Addr), C.uint64_t(o[0].Addr), C.uint64_t(o[2].Addr), C.uint64_t(o[3].Addr),
 			C.uint64_t(uintptr(h.workspace.Ptr())), h.stream.Handle())
 		if s != C.CUBLAS_STATUS_SUCCESS {
@@ -157,17 +146,17 @@ func (h *Handle) run(x *plan, p Problem, alpha float32) error {
 	})
 }
 
-// plan asks cuBLASLt for the algorithms for p.
-func (h *Handle) plan(p Problem) (*plan, error) {
+// plan asks cuBLASLt for an algorithm for p: its first choice, which is always the same.
+func (h *Handle) plan(p Problem) (out *C.cprun_plan_t, err error) {
 	x, err := product(p)
 	if err != nil {
 		return nil, err
 	}
 	x.workspace = C.size_t(h.workspace.Bytes())
-	out := &plan{}
-	return out, h.stream.Device().With(func() error {
-		return check("choosing a matrix product", C.cprun_plan_make(&library.t, h.h, &x, &out.c))
+	err = h.stream.Device().With(func() error {
+		return check("choosing a matrix product", C.cprun_plan_make(&library.t, h.h, &x, &out))
 	})
+	return out, err
 }
 
 // product converts p to cuBLASLt's column-major form, in which the operands are exchanged.

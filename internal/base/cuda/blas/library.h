@@ -39,13 +39,11 @@ typedef struct {
 	size_t workspace;
 } cprun_product_t;
 
-enum { CPRUN_CHOICES = 8 };
-
 typedef struct {
 	cublasLtMatmulDesc_t desc;
 	cublasLtMatrixLayout_t at[4];
-	cublasLtMatmulHeuristicResult_t choice[CPRUN_CHOICES]; // in cuBLASLt's order, best first
-	int choices;
+	cublasLtMatmulHeuristicResult_t choice; // cuBLASLt's first that fits the workspace
+	int found;
 } cprun_plan_t;
 
 static void cprun_plan_free(const cprun_blas_t *t, cprun_plan_t *p) {
@@ -77,15 +75,18 @@ static cublasStatus_t cprun_plan_choose(const cprun_blas_t *t, cublasLtHandle_t 
 	if (x->type[3] == CUDA_R_32F) sums = CUBLASLT_REDUCTION_SCHEME_MASK;
 	CPRUN_TRY(
 		t->cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums, sizeof sums));
-	cublasLtMatmulHeuristicResult_t found[CPRUN_CHOICES];
+	enum { most = 8 };
+	cublasLtMatmulHeuristicResult_t found[most];
 	int n = 0;
 	s = t->cublasLtMatmulAlgoGetHeuristic(
-		h, p->desc, p->at[0], p->at[1], p->at[2], p->at[3], pref, CPRUN_CHOICES, found, &n);
-	if (s == CUBLAS_STATUS_NOT_SUPPORTED) return CUBLAS_STATUS_SUCCESS; // no choices
+		h, p->desc, p->at[0], p->at[1], p->at[2], p->at[3], pref, most, found, &n);
+	if (s == CUBLAS_STATUS_NOT_SUPPORTED) return CUBLAS_STATUS_SUCCESS; // nothing found
 	if (s != CUBLAS_STATUS_SUCCESS) return s;
-	for (int i = 0; i < n; i++)
-		if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= x->workspace)
-			p->choice[p->choices++] = found[i];
+	for (int i = 0; i < n && !p->found; i++)
+		if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= x->workspace) {
+			p->choice = found[i];
+			p->found = 1;
+		}
 	return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -102,9 +103,10 @@ static cublasStatus_t cprun_plan_make(
 	return s;
 }
 
-static cublasStatus_t cprun_plan_run(const cprun_blas_t *t, cublasLtHandle_t h, const cprun_plan_t *p, int choice,
-	float alpha, float beta, uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t workspace, void *stream) {
-	const cublasLtMatmulHeuristicResult_t *r = &p->choice[choice];
+static cublasStatus_t cprun_plan_run(const cprun_blas_t *t, cublasLtHandle_t h, const cprun_plan_t *p, float beta,
+	uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t workspace, void *stream) {
+	const cublasLtMatmulHeuristicResult_t *r = &p->choice;
+	const float alpha = 1;
 	return t->cublasLtMatmul(h, p->desc, &alpha, (void *)a, p->at[0], (void *)b, p->at[1], &beta, (void *)c, p->at[2],
 		(void *)d, p->at[3], &r->algo, (void *)workspace, r->workspaceSize, (cudaStream_t)stream);
 }
