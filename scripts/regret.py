@@ -178,10 +178,10 @@ def measure(args, cell, folder):
         for algorithm in ("ring", "allgather"):
             ways.setdefault(("striped", algorithm, 0, 0, auto[4], auto[5]), {"predicted": None, "rounds": []})
     pace = ["--seconds", str(args.seconds)] if args.seconds else ["--iters", str(args.iters), "--warmup", "1"]
-    for _ in range(0 if args.grid == "cpu" else args.rounds):
-        for way, found in ways.items():
+    for turn in range(0 if args.grid == "cpu" else args.rounds):
+        for way in rotated(list(ways), turn):
             try:
-                found["rounds"].append(seconds(bench(args, flags + ways_flags(way) + pace, folder)))
+                ways[way]["rounds"].append(seconds(bench(args, flags + ways_flags(way) + pace, folder)))
             except (RuntimeError, subprocess.TimeoutExpired) as fault:
                 print(f"  {text(way)}: {fault}", file=sys.stderr)
     return {"cell": cell.name(), "auto": text(auto), "load": load, "turns": args.rounds, "machine": report["machine"], "version": report["version"], "date": report["date"],
