@@ -231,9 +231,8 @@ func TestChoiceOfWhenRowsTravel(t *testing.T) {
 	}
 }
 
-// Predictions within the margin decide nothing: the first strategy of the list wins. If all layers have a window, that is
-// one call after the transfer, and on GPUs one piece of the sequence a rank. Above ExactRanks ranks only a layout with
-// balance is timed.
+// Predictions within the margin decide nothing: the first strategy of the list wins. With a window in every layer, it
+// makes one call after the transfer, and on GPUs each rank has one piece. Above ExactRanks ranks it has balance.
 func TestFirstStrategyOfWindows(t *testing.T) {
 	windows := []LayerGroup{{16, 1}, {64, 2}}
 	before := ring.Strategy{Layout: "contiguous", Algorithm: "allgather", Gather: ring.Before}
