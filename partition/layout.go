@@ -9,6 +9,7 @@
 package partition
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -55,6 +56,24 @@ func (Zigzag) Name() string { return "zigzag" }
 func (Zigzag) Spans(seqLen, size, rank int) []Span {
 	s := chunks(nil, 0, seqLen, 2*size, rank)
 	return chunks(s, 0, seqLen, 2*size, 2*size-1-rank)
+}
+
+// Window lays the first Rows positions out like Zigzag, and the others like Contiguous. It balances a causal mask with
+// a sliding window of Rows keys, in which only the first Rows queries see fewer keys than others. Without room for both
+// it equals Zigzag.
+type Window struct{ Rows int }
+
+// Name returns "window".
+func (Window) Name() string { return "window" }
+
+// Spans returns up to three spans, the contiguous one last.
+func (w Window) Spans(seqLen, size, rank int) []Span {
+	part := ceilDiv(w.Rows, 2*size)
+	if part > seqLen/(2*size) {
+		return Zigzag{}.Spans(seqLen, size, rank)
+	}
+	first := 2 * size * part
+	return chunks(Zigzag{}.Spans(first, size, rank), first, seqLen-first, size, rank)
 }
 
 // Striped gives rank r the positions r, r+size, r+2*size, ... (Striped Attention,
@@ -125,7 +144,7 @@ func share(length, c, n int) int {
 type LayoutName string
 
 // Names lists the layouts.
-var Names = []string{"contiguous", "zigzag", "striped", "document", "document-zigzag"}
+var Names = []string{"contiguous", "zigzag", "window", "striped", "document", "document-zigzag"}
 
 // Check returns an error that lists the layouts unless n is one of Names.
 func (n LayoutName) Check() error {
@@ -138,14 +157,20 @@ func (n LayoutName) Check() error {
 // ByDocument reports whether the layout follows from the lengths of documents.
 func (n LayoutName) ByDocument() bool { return n == "document" || n == "document-zigzag" }
 
-// Layout returns the layout of a name that Check accepts. Only layouts of documents use docs, the lengths in tokens,
-// and only "document" uses bands: the masks of a model's layers, each once. Without bands it takes a causal mask.
+// Layout returns the layout of a name that Check accepts. Only layouts of documents use docs, the lengths in tokens.
+// "document" and "window" use bands: the masks of a model's layers, each once; none: a causal mask.
 func (n LayoutName) Layout(docs []int, bands ...Band) Layout {
 	switch n {
 	case "contiguous":
 		return Contiguous{}
 	case "zigzag":
 		return Zigzag{}
+	case "window":
+		if len(bands) == 0 {
+			return Window{Rows: 1 - Causal().Lo}
+		}
+		longest := slices.MinFunc(bands, func(a, b Band) int { return cmp.Compare(a.Lo, b.Lo) })
+		return Window{Rows: max(0, 1-longest.Lo)}
 	case "striped":
 		return Striped{}
 	case "document":

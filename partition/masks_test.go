@@ -66,7 +66,8 @@ func checkDefinition(t *testing.T, d attentiontest.Definition, l partition.Layou
 }
 
 func layouts(d attentiontest.Definition) []partition.Layout {
-	all := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}}
+	all := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{},
+		partition.Window{Rows: 7}}
 	if d.Docs != nil && d.DocsKV == nil {
 		all = append(all, partition.Document{Docs: d.Docs})
 	}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"testing"
 )
 
@@ -63,7 +64,7 @@ func checkCover(t *testing.T, s Shape) {
 }
 
 func layouts(docs []int) []Layout {
-	l := []Layout{Contiguous{}, Zigzag{}, Striped{}}
+	l := []Layout{Contiguous{}, Zigzag{}, Striped{}, Window{Rows: 5}}
 	if len(docs) > 0 {
 		l = append(l, Document{Docs: docs}, DocumentZigzag{Docs: docs})
 	}
@@ -183,6 +184,40 @@ func TestZigzagIsOneCallAHopAndBalanced(t *testing.T) {
 		}
 		if b := Balance(Work(s)); b != 1 {
 			t.Errorf("balance of zigzag over %d ranks = %v, want 1", size, b)
+		}
+	}
+}
+
+// Under a window that is not most of the sequence, ranks have equal work and as many positions, to within one. A window
+// of most of it, and none, makes a zigzag.
+func TestWindowIsBalanced(t *testing.T) {
+	for _, n := range []int{4096, 8192, 10007, 65536} {
+		for _, size := range []int{1, 2, 3, 8} {
+			for _, window := range []int{0, 1, 127, 512, 1023, 2047} {
+				mask, err := NewMask(true, window, n, n, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				l := LayoutName("window").Layout(nil, mask.Band, Band{-window / 2, 0})
+				s := Shape{SeqQ: n, SeqKV: n, Size: size, Layout: l, Mask: mask}
+				// A rank may have a position more, and a chunk of the zigzag ends up to 2 * size positions after the window.
+				if work := Work(s); slices.Max(work)-slices.Min(work) > (window+1)*2*size {
+					t.Errorf("a window of %d in %d positions: the ranks work %v", window, n, work)
+				}
+				counts := make([]int, size)
+				for r := range counts {
+					counts[r] = Count(l.Spans(n, size, r))
+				}
+				if slices.Max(counts)-slices.Min(counts) > 1 {
+					t.Errorf("a window of %d in %d positions: the ranks hold %v", window, n, counts)
+				}
+			}
+			for name, bands := range map[string][]Band{"none": nil, "causal": {Causal()}, "long": {{-n + 2, 0}, {-3, 0}}} {
+				l := LayoutName("window").Layout(nil, bands...)
+				if got, want := AllSpans(l, n, size), AllSpans(Zigzag{}, n, size); !reflect.DeepEqual(got, want) {
+					t.Errorf("%d positions over %d, %s: %v, want %v", n, size, name, got, want)
+				}
+			}
 		}
 	}
 }

@@ -22,7 +22,8 @@ func TestRandomMasks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		layouts := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}}
+		layouts := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{},
+			partition.Window{Rows: 9}}
 		if d.Docs != nil && d.DocsKV == nil {
 			layouts = append(layouts, partition.Document{Docs: d.Docs})
 		}

@@ -211,7 +211,8 @@ func (m maskCase) shapes(t *testing.T, size int) []partition.Shape {
 	if err != nil {
 		t.Fatal(err)
 	}
-	layouts := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}}
+	layouts := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{},
+		partition.Window{Rows: 9}}
 	if m.docs != nil {
 		layouts = append(layouts, partition.Document{Docs: m.docs}, partition.DocumentZigzag{Docs: m.docs})
 	}

@@ -30,7 +30,8 @@ func randomShape(rng *rand.Rand) partition.Shape {
 		s.SeqQ, s.SeqKV = d.SeqQ, d.SeqKV
 		s.Mask, _ = d.Mask()
 	}
-	all := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}}
+	all := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{},
+		partition.Window{Rows: 9}}
 	if docs != nil {
 		all = append(all, partition.Document{Docs: docs}, partition.DocumentZigzag{Docs: docs})
 	}

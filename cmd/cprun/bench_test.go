@@ -112,7 +112,7 @@ func TestBenchmarksCheckTheirFlags(t *testing.T) {
 		{[]string{"bench", "attention", "--seq", "32k"}, "32K"},
 		{[]string{"bench", "attention", "--heads", "5", "--kv-heads", "2"}, "--heads"},
 		{[]string{"bench", "attention", "--json", "/no/such/dir/x"}, "--json"},
-		{[]string{"bench", "attention", "--layout", "document"}, "zigzag, striped or contiguous"},
+		{[]string{"bench", "attention", "--layout", "document"}, "zigzag, striped, contiguous or window"},
 		{[]string{"bench", "attention", "--documents", "none.json"}, "--documents"},
 		{[]string{"bench", "comm"}, "--nproc 1"},
 		{[]string{"bench", "comm", "--nproc", "2", "--calls", "gossip"}, "gossip"},

@@ -141,7 +141,7 @@ lists the layouts and the metadata; cprun refuses everything else.`,
 	f.StringVar(&spec.In, "in", "", "`file` with q, k, v and dout")
 	f.StringVar(&spec.Out, "out", "", "`file` to write")
 	f.StringVar((*string)(&spec.Layout), "layout", "auto",
-		"zigzag, striped, contiguous, document, document-zigzag or auto")
+		"zigzag, striped, contiguous, window, document, document-zigzag or auto")
 	f.StringVar(&spec.Algorithm, "algorithm", "auto", strings.Join(ring.Algorithms, ", ")+" or auto")
 	ulyssesVar(f, &spec.Inner)
 	f.IntVar(&spec.GatherHeads, "gather-heads", 0, "with allgather: key and value heads per gather; 0: all")

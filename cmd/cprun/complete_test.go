@@ -19,7 +19,7 @@ func TestCompletion(t *testing.T) {
 		{[]string{"c"}, []string{"completion"}, false},
 		{[]string{"--device", ""}, []string{"auto", "cpu", "cuda"}, true},
 		{[]string{"generate", "--device", ""}, []string{"auto", "cpu", "cuda"}, true},
-		{[]string{"attention", "--layout", ""}, []string{"zigzag", "striped", "contiguous", "document",
+		{[]string{"attention", "--layout", ""}, []string{"zigzag", "striped", "contiguous", "window", "document",
 			"document-zigzag", "auto"}, true},
 		{[]string{"attention", "--algorithm", ""}, []string{"ring", "allgather", "ulysses", "hierarchical", "auto"},
 			true},

@@ -206,7 +206,7 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name, algorithm string, spec ring.S
 	ranks := 1 + rng.IntN(8)
 	tokens := 2*ranks + rng.IntN(200)
 	var docs []int
-	layouts := []partition.LayoutName{"zigzag", "striped", "contiguous"}
+	layouts := []partition.LayoutName{"zigzag", "striped", "contiguous", "window"}
 	if rng.IntN(2) == 0 {
 		for left := tokens; left > 0; {
 			n := 1 + rng.IntN(left)

@@ -12,8 +12,8 @@ import (
 // empty fields, and a Gather of auto, are open.
 //
 // Others have to beat a ring in a zigzag. An all-gather comes first if ranks share cores, where no transfer overlaps;
-// for packed documents, where a ring sends more rows than ranks read; and if all layers have a window: the rows fit one
-// short call, whose measured gain over two calls exceeds the predicted one. There a contiguous layout comes first. A
+// for packed documents, since a ring sends more rows than ranks read; and if all layers have a window: the rows fit one
+// short call, whose measured gain over two calls exceeds the predicted one. There the layout of a window comes first. A
 // striped layout is listed only on request: it balances like a zigzag, and cuts the tiles of every two ranks by the
 // mask's edges.
 func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring.Strategy) {
@@ -29,14 +29,14 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 			layouts[2], layouts[3] = layouts[3], layouts[2]
 		}
 	}
+	if c.Ranks > 1 && c.windowed() && !documents && !c.Topology.Shared {
+		layouts = []partition.LayoutName{"window", "contiguous", "zigzag"}
+	}
 	if c.Ranks > ExactRanks {
 		layouts = layouts[:1] // timing layouts without balance takes long
 	}
 	if c.Ranks == 1 {
 		layouts, algorithms = layouts[:1], algorithms[:1] // all are the same
-	}
-	if c.windowed() && !documents && !c.Topology.Shared {
-		slices.Reverse(layouts) // a rank of a zigzag has two pieces, and reads others' keys before each
 	}
 	if asked.Layout != "" {
 		layouts = []partition.LayoutName{asked.Layout}

@@ -120,13 +120,13 @@ func (p Params) rankGroups() (ring, heads int) {
 // represents the longest document and the widest slice. A zigzag represents the layouts by document: they have more
 // such rectangles, but none wider.
 func (p Params) shape(ranks int) partition.Shape {
-	layout := partition.Layout(partition.Zigzag{})
-	if !p.Layout.ByDocument() {
-		layout = p.Layout.Layout(nil)
-	}
 	// Mask returns no error without documents.
 	mask, _ := partition.Diagonal{TopLeft: p.TopLeft, Left: p.WindowLeft, Right: p.WindowRight}.Mask(p.SeqQ, p.SeqKV,
 		nil, nil)
+	layout := partition.Layout(partition.Zigzag{})
+	if !p.Layout.ByDocument() {
+		layout = p.Layout.Layout(nil, mask.Band)
+	}
 	return partition.Shape{SeqQ: p.SeqQ, SeqKV: p.SeqKV, Size: ranks, Layout: layout, Mask: mask}
 }
 
@@ -147,8 +147,8 @@ type walker struct {
 // pairs have equal tiles, so that many ranks need few plans.
 type rankPair struct {
 	own  bool
-	q, k [2]int
-	far  [2][2]int
+	q, k [3]int // no layout here has more spans
+	far  [3][3]int
 }
 
 func (w *walker) walk() {

@@ -78,7 +78,7 @@ func TestHopsLeaveNoneOut(t *testing.T) {
 		p.Causal = rng.IntN(2) == 0
 		p.WindowLeft, p.WindowRight = rng.IntN(60)-30, rng.IntN(60)-30
 		p.WindowLeft, p.WindowRight = max(p.WindowLeft, -1), max(p.WindowRight, -1)
-		p.Layout = []partition.LayoutName{"zigzag", "striped", "contiguous", "document"}[rng.IntN(4)]
+		p.Layout = []partition.LayoutName{"zigzag", "striped", "contiguous", "window", "document"}[rng.IntN(5)]
 		p, err := p.checked()
 		if err != nil {
 			t.Fatal(err)

@@ -273,10 +273,11 @@ var runKeys = []key{
 		doc: "when rows of other ranks are sent: beside (during a first kernel call on the rank's own rows) or " +
 			"before (the only kernel call); needs algorithm allgather, or sliding windows and not ulysses" + ifAuto},
 	{path: "parallel.layout", def: "auto",
-		choices: []string{"zigzag", "striped", "contiguous", "document", "document-zigzag", "auto"},
+		choices: []string{"zigzag", "striped", "contiguous", "window", "document", "document-zigzag", "auto"},
 		at:      func(c *Config) any { return &c.Parallel.Layout },
-		doc: "the positions of each rank; document distributes documents by their work, document-zigzag cuts " +
-			"each like zigzag; auto: by costs, else zigzag, or document with pack_documents"},
+		doc: "the positions of each rank; window is contiguous after a zigzag of the first window; document " +
+			"distributes documents by their work, document-zigzag cuts each like zigzag; auto: by costs, else zigzag, " +
+			"or document with pack_documents"},
 	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Transport },
 		doc: "what moves keys and values between GPUs: nccl, or copy (copy engines, of one host); auto: copy " +

@@ -182,8 +182,8 @@ func TestSamplesOfTheirOwn(t *testing.T) {
 		seqKV   int
 		layouts []partition.LayoutName
 	}{
-		{13, []partition.LayoutName{"zigzag", "striped", "contiguous", "document"}},
-		{11, []partition.LayoutName{"zigzag", "striped", "contiguous"}},
+		{13, []partition.LayoutName{"zigzag", "striped", "window", "document"}},
+		{11, []partition.LayoutName{"zigzag", "window", "contiguous"}},
 	} {
 		s, apart := shapesOf(4, 13, c.seqKV), maps.Clone(meta)
 		apart["docs"] = "[" + strings.Join(docs, ",") + "]"
@@ -266,7 +266,7 @@ func TestMaskFixtures(t *testing.T) {
 		want := results(t, path)
 		for ranks := 1; ranks <= 5; ranks++ {
 			spec := Spec{Strategy: ring.Strategy{
-				Layout:    []partition.LayoutName{"zigzag", "striped", "contiguous"}[(i+ranks)%3],
+				Layout:    []partition.LayoutName{"zigzag", "striped", "contiguous", "window"}[(i+ranks)%4],
 				Algorithm: []string{"ring", "allgather"}[ranks/2%2], Backend: "flash",
 			}, DType: "fp32"}
 			got, report := run(t, path, ranks, spec)

@@ -115,7 +115,7 @@ func (s *AttentionSpec) Check(ranks int) error {
 			return fmt.Errorf("--layout: %w", err)
 		}
 		if w.Layout.ByDocument() && s.Documents == "" {
-			return fmt.Errorf("--layout %s needs --documents; without them use zigzag, striped or contiguous", w.Layout)
+			return fmt.Errorf("--layout %s needs --documents; without them use zigzag, striped, contiguous or window", w.Layout)
 		}
 		for i, docs := range s.sequences(w) {
 			shape, err := s.shape(w.Layout, docs, ranks)

@@ -130,6 +130,9 @@ var docRanks = []int{2, 8, 64}
 // maskTable returns the table of a mask, with a row for each number of ranks.
 func maskTable(t *testing.T, ranks []int, window int, packs func(size int) [][]int) (rows []string) {
 	names := []string{"contiguous", "zigzag", "striped", "document", "document-zigzag"}
+	if window >= 0 {
+		names = slices.Insert(names, 2, "window")
+	}
 	head, rule := "| ranks |", "|---|"
 	for _, name := range names {
 		head += " " + name + " |"

@@ -103,6 +103,7 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 			"train.global_batch_size=2"},
 		{"model={sliding_window: 27, layer_types: [full_attention, sliding_attention, full_attention, sliding_attention]}", "model.num_hidden_layers=4", "parallel.layout=contiguous"},
 		{"parallel.layout=striped"}, {"parallel.layout=contiguous", "model.sliding_window=12"},
+		{"parallel.layout=window", "model.sliding_window=12"},
 		{"model.architecture=qwen3", "model.tie_word_embeddings=false"},
 		{"model.architecture=smollm3", "model.attention_bias=true", "model.mlp_bias=true"},
 		{"model.architecture=phi3", "model.head_dim=12", "model.partial_rotary_factor=0.5"},

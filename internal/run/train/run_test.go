@@ -62,13 +62,14 @@ func TestRanksLeaveNoTrace(t *testing.T) {
 		{"data.pack_documents=true", "train.micro_batch_size=2", "train.global_batch_size=2"},
 		{"data.pack_documents=true", "model.sliding_window=5"},
 		{"model.sliding_window=4", "model.layer_types=[sliding_attention, full_attention]"},
+		{"model.sliding_window=4"},
 		{"data.seq_len=3"}, // fewer tokens than ranks
 		{"model.architecture=qwen3", "data.pack_documents=true"},
 	} {
 		one := load(t, tiny(t), 1, mode...)
 		want := mustRun(t, one, 1, train.Options{}).steps
 		for _, ranks := range fewer(5, 4, 2) {
-			for i, layout := range []string{"auto", "zigzag", "striped", "contiguous"} {
+			for i, layout := range []string{"auto", "zigzag", "striped", "contiguous", "window"} {
 				if testing.Short() && (i+m+ranks)%2 == 0 {
 					continue // one number of ranks for each, in turn
 				}
