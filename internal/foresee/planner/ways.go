@@ -29,14 +29,13 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 			layouts[2], layouts[3] = layouts[3], layouts[2]
 		}
 	}
-	if c.Ranks > 1 && c.windowed() && !documents && !c.Topology.Shared {
-		layouts = []partition.LayoutName{"window", "contiguous", "zigzag"}
-	}
-	if c.Ranks > ExactRanks {
+	switch {
+	case c.Ranks > ExactRanks:
 		layouts = layouts[:1] // timing layouts without balance takes long
-	}
-	if c.Ranks == 1 {
+	case c.Ranks == 1:
 		layouts, algorithms = layouts[:1], algorithms[:1] // all are the same
+	case c.windowed() && !documents && !c.Topology.Shared:
+		layouts = []partition.LayoutName{"window", "contiguous", "zigzag"}
 	}
 	if asked.Layout != "" {
 		layouts = []partition.LayoutName{asked.Layout}
