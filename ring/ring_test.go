@@ -478,7 +478,7 @@ func TestFixtures(t *testing.T) {
 				if len(docs) == 0 {
 					docs = []int{p.shape.SeqQ}
 				}
-				p.shape.Layout, p.shape.Size = partition.LayoutName(layout).Layout(docs), size
+				p.shape.Layout, p.shape.Size = partition.LayoutName(layout).Layout(docs, p.shape.Mask.Band), size
 				for _, algorithm := range ring.Variants {
 					if trades := algorithm == "ulysses" || algorithm == "hierarchical"; trades && layout != "zigzag" {
 						continue // the layouts are tried above
