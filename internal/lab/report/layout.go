@@ -90,9 +90,9 @@ func (r *Run) tileMap() *figure {
 
 func (r *Run) hops() *figure {
 	f := &figure{Title: "Work by rank and hop" + r.suffix, Kind: "heat", Section: layouts,
-		Caption: "Visible (query, key) pairs of a head that a rank computes in each hop of a layer without a window, and " +
-			"the keys and values that it sends at the same time. In an even column no rank waits for the kernel of " +
-			"another."}
+		Caption: "Visible (query, key) pairs of a head that a rank computes in each hop of the layer with the longest " +
+			"window or none, and the keys and values that it sends at the same time. In an even column no rank waits " +
+			"for the kernel of another."}
 	pairs, sent := map[[2]int]float64{}, map[[2]int]float64{}
 	var ranks []int
 	var columns []string
