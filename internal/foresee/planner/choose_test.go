@@ -232,8 +232,8 @@ func TestChoiceOfWhenRowsTravel(t *testing.T) {
 }
 
 // Predictions within the margin decide nothing: the first strategy of the list wins. With a window in every layer, it
-// makes one call after the transfer, and on GPUs ranks have equal work. Above ExactRanks ranks
-// a zigzag sends fewer messages.
+// makes one call after the transfer, and on GPUs ranks have equal work. Above ExactRanks ranks a zigzag sends fewer
+// messages.
 func TestFirstStrategyOfWindows(t *testing.T) {
 	windows := []LayerGroup{{16, 1}, {64, 2}}
 	before := ring.Strategy{Layout: "window", Algorithm: "allgather", Gather: ring.Before}
