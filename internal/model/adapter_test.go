@@ -41,6 +41,10 @@ func TestTunedGradientsAreTheSlopeOfTheLoss(t *testing.T) {
 		"adapters": lora(0.3), "some": lora(0, "o_proj", "layers.1.mlp.up_proj"),
 		"frozen": {Freeze: []string{"*.q_proj.weight", "*norm.weight", "model.embed_tokens.*", "model.layers.1.*"}},
 	} {
+		samples := 5 // of each parameter, at least
+		if testing.Short() {
+			samples = 2
+		}
 		for name := range tinyModels {
 			t.Run(what+" "+name, func(t *testing.T) {
 				t.Parallel()
@@ -50,7 +54,7 @@ func TestTunedGradientsAreTheSlopeOfTheLoss(t *testing.T) {
 				_, grads, _ := c.train(t, scale)
 				for _, p := range Layout(c.cfg) {
 					w := tensor.Data[float64](p.View(c.params.Weights))
-					for i := 0; i < len(w); i += 1 + len(w)/5 {
+					for i := 0; i < len(w); i += 1 + len(w)/samples {
 						at := w[i]
 						w[i] = at + h
 						up, _, _ := c.train(t, scale)
