@@ -36,11 +36,16 @@ type work struct {
 }
 
 // demandOf runs the attention of ranks over a planner.Recorder. It shows the hops of the widest window to see, if it is
-// not nil. Packed samples have one document or several, whose rows travel in another way with parallel.gather: auto.
+// not nil.
+//
+// A plan does not know the documents of packed samples, but the buffers follow from them. It takes the most of three
+// samples: one document; two, for a rank that needs almost all rows; three, for a rank that receives its own gradients
+// beside those of others. The last two have no window: with scattered chunks, a rank may need all rows under any.
+// Other samples may take more, see TestBuffersOfPackedDocuments.
 func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, hops []Hop)) (*demand, error) {
 	d, samples := &demand{works: map[heads]work{}, kept: map[kept]model.Memory{}}, [][]int{nil}
-	if n := cfg.Data.SeqLen; cfg.Data.PackDocuments && n > 1 {
-		samples = append(samples, []int{n - 1, 1}) // some rank needs almost all rows
+	if n := cfg.Data.SeqLen; cfg.Data.PackDocuments && n > 2 {
+		samples = append(samples, []int{n - 1, 1}, []int{(n + 2) / 3, (n + 1) / 3, n / 3})
 	}
 	for _, docs := range samples {
 		if err := d.cover(cfg, machine, docs, see); err != nil {
@@ -48,11 +53,18 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 		}
 		see = nil
 	}
+	switch a := cfg.Parallel.Algorithm; {
+	case len(samples) == 1:
+	case widest(cfg) >= 0 && (a == "ring" || a == "hierarchical"): // rows may come in one hop, and go back in one
+		d.buffers += d.buffers / 2
+	default:
+		d.buffers += d.buffers / 16
+	}
 	return d, nil
 }
 
 // cover raises d to the demands of a sample of these documents; nil: one. It runs several ranks at a time, for each
-// window of the model.
+// window of the model, and several documents without a window. Only one document counts as traffic.
 func (d *demand) cover(cfg *config.Config, machine machine.Machine, docs []int, see func(rank int, hops []Hop)) error {
 	shown := 0
 	if see != nil {
@@ -60,7 +72,12 @@ func (d *demand) cover(cfg *config.Config, machine machine.Machine, docs []int, 
 	}
 	list := looked(cfg.Parallel.Context, shown)
 	ranks := make([]demand, len(list))
-	for _, layers := range backend.Requests(cfg) {
+	requests := backend.Requests(cfg)
+	if docs != nil {
+		requests = requests[:1]
+		requests[0].WindowLeft = -1
+	}
+	for _, layers := range requests {
 		shape, err := shapeOf(cfg, docs, layers.WindowLeft)
 		if err != nil {
 			return err
@@ -90,7 +107,9 @@ func (d *demand) cover(cfg *config.Config, machine machine.Machine, docs []int, 
 	for i := range ranks {
 		r := &ranks[i]
 		d.tokens, d.buffers = max(d.tokens, r.tokens), max(d.buffers, r.buffers)
-		d.forward, d.backward = max(d.forward, r.forward), max(d.backward, r.backward)
+		if docs == nil {
+			d.forward, d.backward = max(d.forward, r.forward), max(d.backward, r.backward)
+		}
 		for h, w := range r.works {
 			d.works[h] = d.works[h].and(w)
 		}

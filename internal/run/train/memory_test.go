@@ -190,7 +190,7 @@ func checkPlan(t *testing.T, ranks int, run bool, set []string) {
 }
 
 // Samples of several documents take more buffers than one of the same length, since their rows travel in another way.
-// The plan covers them, and not much more.
+// The plan covers them, and not much more unless there is a window: then a rank needs few rows or all.
 func TestThePlanCoversPackedDocuments(t *testing.T) {
 	const ranks, seq, steps = 3, 192, 12
 	rng, text := rand.New(rand.NewPCG(1, 1)), []byte{}
@@ -201,11 +201,14 @@ func TestThePlanCoversPackedDocuments(t *testing.T) {
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, algorithm := range []string{"allgather", "ring", "ulysses"} {
+	for i, set := range [][]string{{"parallel.algorithm=allgather"}, {"parallel.algorithm=ring"},
+		{"parallel.algorithm=ulysses"},
+		{"parallel.algorithm=allgather", "parallel.layout=document-zigzag", "model.sliding_window=24"},
+		{"parallel.algorithm=ring", "model.sliding_window=24"}} {
 		cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu",
 			Set: append([]string{"data.path=" + path, fmt.Sprint("data.seq_len=", seq), "data.pack_documents=true",
 				"data.validation={path: null, every: 0}", "parallel.layout=document", "parallel.gather=auto",
-				"precision.compute=bf16", "parallel.algorithm=" + algorithm}, small...)})
+				"precision.compute=bf16"}, append(set, small...)...)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,8 +226,8 @@ func TestThePlanCoversPackedDocuments(t *testing.T) {
 			peaks[tr.mesh.world.Rank()] = tr.att.ring.Arena.Peak()
 			return nil
 		})
-		if got := slices.Max(peaks); got > m.RingBuffers || float64(got) < 0.9*float64(m.RingBuffers) {
-			t.Errorf("%s: the ring's buffers took %d bytes, planned are %d", algorithm, got, m.RingBuffers)
+		if got := slices.Max(peaks); got > m.RingBuffers || i < 3 && float64(got) < 0.85*float64(m.RingBuffers) {
+			t.Errorf("%s: the ring's buffers took %d bytes, planned are %d", set, got, m.RingBuffers)
 		}
 	}
 }
