@@ -54,9 +54,10 @@ type KeyGrads struct{ DK, DV View }
 //
 // NaN and infinities propagate, so that a broken input never looks like a good one: if the definition makes an output
 // element NaN or infinite, so does the kernel, not always the same of the two. The definition skips hidden pairs. In a
-// tile with a visible pair of a broken row of q, k, v or do, a kernel may also break rows that are hidden from it. It
-// must not break rows of other tiles, such as other documents, except that kernels of GPUs, which multiply blocks of up
-// to 192 queries or keys across tiles, may break further rows of the same block.
+// tile with a visible pair of a broken row of q, k, v or do, a kernel may also break rows that are hidden from it. Rows
+// that see one key each may share a tile, also across documents. A kernel must not break rows of other tiles, except
+// that kernels of GPUs, which multiply blocks of up to 192 queries or keys across tiles, may break further rows of the
+// same block.
 //
 // A kernel has one pass at a time: a new pass abandons the one before, such as after an error. All calls queue work in
 // order on the kernel's stream and do not wait for the device. One goroutine makes them.

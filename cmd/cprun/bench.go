@@ -100,7 +100,7 @@ func benchAttentionCommand() *cobra.Command {
 		"zigzag, and document with --documents)")
 	f.StringVar(&s.Documents, "documents", "",
 		"packed documents: magi (MagiAttention's), or a JSON `FILE` of lists of lengths")
-	f.IntVar(&s.PackCount, "packs", 20, "maximum number of packs of documents")
+	f.IntVar(&s.PackCount, "packs", 20, "maximum number of packs of documents, each of 3 iterations by default")
 	f.StringSliceVar(&s.Algorithms, "algorithm", []string{"ring"}, "`NAME,...` of "+strings.Join(ring.Algorithms,
 		", ")+", or auto")
 	ulyssesVar(f, &s.Inner)
@@ -111,7 +111,8 @@ func benchAttentionCommand() *cobra.Command {
 	f.StringVar(&s.DType, "dtype", "auto",
 		"data type: bf16, fp16, fp32, on a CPU also fp64, or auto (bf16, on a CPU fp32)")
 	f.BoolVar(&s.Deterministic, "deterministic", false, "same bits on every run")
-	f.Float64Var(&s.Seconds, "seconds", 0, "minimum seconds per figure, after half as many of warm-up; 0: use --iters")
+	f.Float64Var(&s.Seconds, "seconds", 0,
+		"minimum seconds per figure, after half as many of warm-up; of all packs, without; 0: use --iters")
 	f.BoolVar(&s.Quick, "quick", false, "time the passes only, without hops and baselines")
 	itersFlags(f, &s.Iters, &s.Warmup)
 	benchFlags(f, &o)

@@ -278,7 +278,7 @@ func oneArg(what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) != 1 {
 			if len(args) == 0 {
-				return usagef("%s is missing: cprun %s", what, c.Use)
+				return usagef("%s is missing: %s", what, c.UseLine())
 			}
 			return usagef("%s takes one argument, %s, got %q", c.CommandPath(), what, args)
 		}

@@ -115,6 +115,10 @@ func verifyConfigs(t *testing.T) map[string]string {
 		"generation": write("generation.yaml", yaml("", "tokenizer: "+chat+", path: "+write("talks.jsonl", talks))),
 		"messages": write("messages.yaml", yaml("", "tokenizer: "+chat+", path: "+write("talks.jsonl", talks)+
 			", chat_template: "+chat+"/../../../chat/testdata/plain.jinja")),
+		// one sample of a small source is in the batch several times; checkpoints and the end follow validation
+		"mixture": write("mixture.yaml", strings.Replace(yaml("", "path: [{path: "+
+			write("small.jsonl", `{"text": "`+strings.Repeat("small ", 20)+`"}`+"\n")+"}, {path: "+text+", weight: 0.3}], validation: {path: "+
+			text+", every: 1}"), "size: 2}", "size: 4, early_stop: {patience: 1}}\ncheckpoint: {best: true}", 1)),
 		"windows": write("windows.yaml", yaml(", sliding_window: 9, "+
 			"layer_types: [sliding_attention, sliding_attention]", "path: "+text)),
 		"caps": write("caps.yaml", strings.Replace(yaml(", architecture: gemma2, num_key_value_heads: 2, head_dim: 8, "+
@@ -264,7 +268,11 @@ func TestVerifyFails(t *testing.T) {
 		{[]string{"--set", "data.seq_len=1M"}, "seq_len"},
 		{[]string{"--set", "data.seqlen=1"}, "data.seqlen"},
 		{[]string{"--nproc", "2", "--json", "/nonexistent/v.json"}, "--json: /nonexistent is not a directory"},
+		{[]string{"--nproc", "2"}, "TMPDIR"},
 	} {
+		if c.want == "TMPDIR" {
+			t.Setenv("TMPDIR", "/nonexistent")
+		}
 		code, _, text := cprun(t, slices.Concat([]string{"verify", config}, c.args)...)
 		if code != 2 || !strings.Contains(text, c.want) {
 			t.Errorf("%v: status %d, %s", c.args, code, text)

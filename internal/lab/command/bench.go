@@ -49,8 +49,13 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 	r := &bench.Report{Ranks: ranks, Machine: machineOf(o.machine)}
 	switch {
 	case task.Attention != nil:
-		task.Attention.Default(device, ranks)
-		if err = task.Attention.Load(); err == nil {
+		s := task.Attention
+		if s.Documents != "" && s.Documents != bench.MagiName && len(s.Seq) > 0 {
+			return 0, inputf("--seq has no effect with --documents %s, which has the lengths; drop it",
+				terminal.Name(s.Documents))
+		}
+		s.Default(device, ranks)
+		if err = s.Load(); err == nil {
 			err = o.chooseRows(&task, ranks, device)
 		}
 		r.Bench, r.Attention = "attention", &bench.Attention{Spec: *task.Attention}
@@ -63,7 +68,7 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 		r.Bench = "ops"
 	}
 	if err == nil {
-		err = checkReport(o.JSON)
+		err = checkReport("--json", o.JSON)
 	}
 	if err != nil {
 		return 0, &InputError{err}
@@ -132,11 +137,11 @@ func machineOf(m machine.Machine) bench.Machine {
 	return out
 }
 
-// checkReport checks the directory of a --json before the measurement.
-func checkReport(path string) error {
+// checkReport checks the directory of the file of a flag before the measurement.
+func checkReport(flag, path string) error {
 	dir := filepath.Dir(path) // "." for "" and "-"
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
-		return inputf("--json: %s is not a directory", terminal.Name(dir))
+		return inputf("%s: %s is not a directory", flag, terminal.Name(dir))
 	}
 	return nil
 }
@@ -179,7 +184,13 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 	s := task.Attention
 	asked := s.Asked()
 	s.Rows = slices.Clone(asked)
+	room := float64(o.machine.Memory) * float64(max(o.machine.GPUs, 1))
 	for i := range s.Rows {
+		const gib = 1 << 30
+		if need := s.Needs(asked[i].Seq); room > 0 && need > room {
+			return fmt.Errorf("--seq %d --heads %d --kv-heads %d --head-dim %d: q, k, v, the output and their gradients take "+
+				"%.3g GiB of %.3g", asked[i].Seq, s.Heads, s.KVHeads, s.HeadDim, need/gib, room/gib)
+		}
 		s.Rows[i].Strategy = config.DefaultStrategy(asked[i].Strategy, config.RunShape{
 			Device: device, Documents: s.Documents != "", Ranks: ranks, PerHost: ranks,
 			Heads: s.Heads, KVHeads: s.KVHeads,
@@ -281,7 +292,7 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	if err != nil {
 		return 0, err
 	}
-	if err := checkReport(o.JSON); err != nil {
+	if err := cmp.Or(checkReport("--json", o.JSON), checkReport("--trace", o.Trace)); err != nil {
 		return 0, err
 	}
 	work, err := newScratch("cprun-bench-")
@@ -290,9 +301,9 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	}
 	dir := work.path
 	set := append(o.Set[:len(o.Set):len(o.Set)],
-		fmt.Sprintf("train.steps=%d", o.Warmup+o.Steps), "data.validation={path: null, every: 0, samples: 0}",
-		"train.early_stop.patience=0", "checkpoint.best=false", "checkpoint.every=0", "log.every=1",
-		"lr_schedule.warmup_steps=0")
+		fmt.Sprintf("train.steps=%d", o.Warmup+o.Steps), "train.epochs=null",
+		"data.validation={path: null, every: 0, samples: 0}", "train.early_stop.patience=0", "checkpoint.best=false",
+		"checkpoint.every=0", "log.every=1", "lr_schedule.warmup_steps=0", "lr_schedule.warmup_ratio=null")
 	if o.Trace != "" {
 		set = append(set, fmt.Sprintf("log.trace_steps=%d", tracedSteps))
 	}
@@ -412,7 +423,7 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := checkReport(o.JSON); err != nil {
+	if err := checkReport("--json", o.JSON); err != nil {
 		return 0, err
 	}
 	numbers := []int{most}

@@ -252,7 +252,7 @@ type scratch struct {
 func newScratch(prefix string) (*scratch, error) {
 	path, err := os.MkdirTemp("", prefix)
 	if err != nil {
-		return nil, fmt.Errorf("temporary directory: %w", err)
+		return nil, inputf("temporary directory: %w; set TMPDIR to a directory that you may write to", err)
 	}
 	root, err := files.OpenDir(path)
 	if err != nil {

@@ -27,6 +27,9 @@ type ReportOptions struct {
 
 // Report writes one HTML page of runs, or of an experiment.
 func Report(paths []string, o ReportOptions) (int, error) {
+	if err := checkReport("--out", o.Out); err != nil {
+		return 0, err
+	}
 	in := report.Input{Commit: o.Version}
 	for _, path := range paths {
 		if err := in.Open(path); err != nil {

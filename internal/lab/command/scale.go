@@ -107,6 +107,9 @@ func (s *scale) check(path string) (err error) {
 	if len(s.Assume) > 0 && !s.PlanOnly {
 		return inputf("--assume needs --plan: runs use this machine")
 	}
+	if len(s.Sbatch) > 0 && !s.Slurm {
+		return inputf("--sbatch needs --slurm: it has the arguments of the jobs")
+	}
 	if s.Slurm && s.PlanOnly {
 		return inputf("--slurm with --plan: a plan needs no job; drop one of the two")
 	}

@@ -40,7 +40,7 @@ func Verify(ctx context.Context, path string, o VerifyOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := checkReport(o.JSON); err != nil {
+	if err := checkReport("--json", o.JSON); err != nil {
 		return 0, err
 	}
 	whole := many.cfg.Data.SeqLen
@@ -71,7 +71,8 @@ func (o *VerifyOptions) sides(path string) (one, many verified, notes []string, 
 	if note != "" {
 		notes = append(notes, note)
 	}
-	o.Set = append(slices.Clone(o.Set), "data.validation={every: 0}")
+	o.Set = append(slices.Clone(o.Set), "data.validation={every: 0}", "train.early_stop.patience=0",
+		"checkpoint.best=false")
 	if many, err = o.load(path, ranks, device); err != nil {
 		return one, many, nil, err
 	}

@@ -65,8 +65,12 @@ limit: 90s
 	flags := strings.Join(e.Flags(&cells[4], []string{"train.steps=30"}), " ")
 	want := "train.steps=20 data.seed=3 data.path=" + beside + " checkpoint.interval=5m train.steps=30 " +
 		"data.seq_len=2048 parallel.algorithm=ring optimizer.betas=[0.9, 0.95]"
-	if !strings.HasSuffix(flags, want) {
+	if !strings.HasSuffix(flags, want) || !strings.HasPrefix(flags, "lr_schedule.warmup_steps=0 ") {
 		t.Errorf("flags are %s; want at the end %s", flags, want)
+	}
+	if flags := e.Flags(&cells[4], []string{"lr_schedule.warmup_ratio=0.1"}); strings.Contains(strings.Join(flags, " "),
+		"warmup_steps") {
+		t.Errorf("flags of a cell with a warm-up: %s", flags)
 	}
 }
 

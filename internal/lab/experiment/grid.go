@@ -58,9 +58,13 @@ func (e *Experiment) id(number, digits int, values map[string]any) string {
 	return name[:min(len(name), maxID)]
 }
 
-// cellDefaults apply to every cell unless the experiment overrides them: log every step, without TensorBoard. The
-// learning-rate warm-up is off, since it may be longer than a cell.
-var cellDefaults = []string{"log.every=1", "log.tensorboard=false", "lr_schedule.warmup_steps=0"}
+// cellDefaults apply to every cell unless the experiment overrides them: log every step, without TensorBoard, and train
+// to the last step.
+var cellDefaults = []string{"log.every=1", "log.tensorboard=false", "train.early_stop.patience=0",
+	"checkpoint.best=false"}
+
+// noWarmup applies unless a flag names a warm-up. The warm-up of the base may be longer than a cell.
+const noWarmup = "lr_schedule.warmup_steps=0"
 
 // Flags returns the --set flags that turn the base into a cell's config. set overrides the experiment's.
 func (e *Experiment) Flags(c *Cell, set []string) []string {
@@ -69,6 +73,9 @@ func (e *Experiment) Flags(c *Cell, set []string) []string {
 		if flag := e.gridFlags[a.Key][c.Text(a.Key)]; flag != "" {
 			flags = append(flags, flag)
 		}
+	}
+	if !slices.ContainsFunc(flags, func(f string) bool { return strings.Contains(f, "warmup_") }) {
+		flags = slices.Insert(flags, 0, noWarmup)
 	}
 	return flags
 }

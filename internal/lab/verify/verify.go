@@ -212,7 +212,7 @@ func Compare(r *Report, cfg *config.Config, whole int, one, many *Side) error {
 	case err != nil:
 		return fmt.Errorf("reading the records a second time: %w", err)
 	default:
-		r.compareRecords(expected, one, many)
+		r.compareRecords(expected, one, many, len(cfg.Data.Path) > 1)
 	}
 	r.CheckedTokens, r.BatchTokens = many.tokens(), many.Tokens
 	if one.Blank || many.Blank {
@@ -263,11 +263,11 @@ func expect(cfg *config.Config, whole int, many *Side) (batch [][]Row, err error
 	return batch, err
 }
 
-func (r *Report) compareRecords(expected [][]Row, one, many *Side) {
+func (r *Report) compareRecords(expected [][]Row, one, many *Side, mixture bool) {
 	all := func(Row) bool { return true }
 	r.Tokens = &Counts{count(expected, all), one.tokens(), many.tokens()}
 	r.Targets = &Counts{count(expected, func(r Row) bool { return r.Target >= 0 }), one.targets(), many.targets()}
-	r.Documents = &Documents{documents(expected), documents(many.batch), repeated(expected, many)}
+	r.Documents = &Documents{documents(expected), documents(many.batch), repeated(expected, many, mixture)}
 	for _, c := range []struct {
 		what string
 		*Counts
@@ -332,9 +332,12 @@ func cut(rows []Row) (docs [][]Row) {
 }
 
 // repeated counts documents that are in the batch more often than in the records of its samples. A batch larger than an
-// epoch repeats samples.
-func repeated(expected [][]Row, many *Side) (n int) {
+// epoch repeats samples. A mixture repeats the samples of a small source.
+func repeated(expected [][]Row, many *Side, mixture bool) (n int) {
 	most := (len(many.Samples) + int(many.All) - 1) / int(many.All)
+	if mixture {
+		most = len(many.Samples)
+	}
 	left, seen := map[string]int{}, map[int64]int{}
 	for i, s := range many.Samples {
 		if seen[s]++; seen[s] > most {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
@@ -92,6 +93,10 @@ func (s *AttentionSpec) Check(ranks int) error {
 		return fmt.Errorf("--documents %s: it has no packs", terminal.Name(s.Documents))
 	case len(s.Seq) == 0:
 		return fmt.Errorf("--seq: no length given")
+	case s.Documents == "" && slices.Min(s.Seq) < 1:
+		return fmt.Errorf("--seq %d: want at least 1", slices.Min(s.Seq))
+	case len(s.Algorithms) == 0 || slices.Contains(s.Algorithms, ""):
+		return fmt.Errorf("--algorithm: want NAME,... of %s, or auto", strings.Join(ring.Algorithms, ", "))
 	case s.Heads < 1 || s.KVHeads < 1 || s.Heads%s.KVHeads != 0:
 		return fmt.Errorf("--heads %d --kv-heads %d: the first must be a multiple of the second", s.Heads, s.KVHeads)
 	case s.Inner < 0 || s.GatherHeads < 0:
@@ -104,6 +109,19 @@ func (s *AttentionSpec) Check(ranks int) error {
 		return fmt.Errorf("--iters %d --warmup %d: want 0 or more", s.Iters, s.Warmup)
 	case !(s.Seconds >= 0) || math.IsInf(s.Seconds, 0) || s.Seconds > 0 && s.Iters > 0:
 		return fmt.Errorf("--seconds %v: want a number above 0, without --iters", s.Seconds)
+	}
+	early := slices.ContainsFunc(s.Gathers, func(g string) bool { return g != ring.Auto })
+	for _, f := range []struct {
+		flag, needs string
+		set         bool
+	}{
+		{"--ulysses-degree", "hierarchical", s.Inner > 0},
+		{"--gather-heads", "allgather", s.GatherHeads > 0},
+		{"--gather", "allgather", early && s.Window < 0},
+	} {
+		if f.set && !slices.Contains(s.Algorithms, f.needs) && !slices.Contains(s.Algorithms, "auto") {
+			return fmt.Errorf("%s has no effect without --algorithm %s; drop it", f.flag, f.needs)
+		}
 	}
 	for _, g := range s.Gathers {
 		if !slices.Contains(ring.Gathers, g) {
@@ -124,6 +142,9 @@ func (s *AttentionSpec) Check(ranks int) error {
 				return fmt.Errorf("--documents %s: pack %d: %w", terminal.Name(s.Documents), i+1, err)
 			case err != nil:
 				return err
+			case sum(docs) < 2*ranks && s.Documents != "":
+				return fmt.Errorf("--documents %s: pack %d: its %d tokens are too few for %d ranks", terminal.Name(s.Documents),
+					i+1, sum(docs), ranks)
 			case w.Seq < 2*ranks:
 				return fmt.Errorf("--seq %d: too short for %d ranks", w.Seq, ranks)
 			}
@@ -133,6 +154,11 @@ func (s *AttentionSpec) Check(ranks int) error {
 		}
 	}
 	return nil
+}
+
+// Needs returns the bytes of q, k, v, the output and their gradients in 16 bits. A run takes more.
+func (s *AttentionSpec) Needs(seq int) float64 {
+	return 2 * float64(seq) * float64(s.HeadDim) * (4*float64(s.Heads) + 4*float64(s.KVHeads))
 }
 
 // sequences returns the document lengths of each sequence of a row.

@@ -305,6 +305,13 @@ func TestSpecsAreChecked(t *testing.T) {
 		"--iters":     func(s *AttentionSpec) { s.Iters = -1 },
 		"--seconds":   func(s *AttentionSpec) { s.Seconds, s.Iters = 1, 3 },
 		"--head-dim":  func(s *AttentionSpec) { s.HeadDim = 0 },
+		"--seq 0":     func(s *AttentionSpec) { s.Seq = []int{64, 0} },
+
+		"--algorithm: want":              func(s *AttentionSpec) { s.Algorithms = []string{"ring", ""} },
+		"--algorithm: want NAME":         func(s *AttentionSpec) { s.Algorithms = nil },
+		"--ulysses-degree has no effect": func(s *AttentionSpec) { s.Inner = 2 },
+		"--gather-heads has no effect":   func(s *AttentionSpec) { s.GatherHeads = 1 },
+		"--gather has no effect":         func(s *AttentionSpec) { s.Gathers = []string{"before"} },
 	} {
 		s := good
 		spoil(&s)

@@ -1,9 +1,11 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
 	"syscall"
@@ -27,6 +29,9 @@ const (
 
 // Load reads the packs of documents: MagiPacks of the spec's length, or a JSON file with lists of lengths.
 func (s *AttentionSpec) Load() (err error) {
+	if s.Documents != "" && s.PackCount < 1 {
+		return fmt.Errorf("--packs %d: want at least 1", s.PackCount)
+	}
 	switch s.Documents {
 	case "":
 		return nil
@@ -102,6 +107,7 @@ type packed struct {
 	ring.Strategy
 	flops, forward, both, forwardRate, backwardRate, bothRate []float64
 	user, imbalance, sent, dispatch                           []float64
+	iters                                                     int // of the last pack
 }
 
 // Packed measures packs of documents and passes a row for each layout and algorithm to emit, as Attention does. It
@@ -145,19 +151,12 @@ func (c *packed) row(t *attentionRun, tokens int) PackedRow {
 	}
 	return PackedRow{
 		Layout: string(c.Layout), Algorithm: c.Algorithm, Gather: c.Gather, Backend: t.spec.Backend, Ranks: t.World.Size(),
-		Packs: len(c.both), Tokens: tokens, Iters: t.packIters(),
+		Packs: len(c.both), Tokens: tokens, Iters: c.iters,
 		FLOPs: Median(c.flops), Forward: rate(c.forward, c.forwardRate), Backward: rate(backward, c.backwardRate),
 		Both:        rate(c.both, c.bothRate),
 		UserSeconds: Median(c.user), Imbalance: mean, WorstImbalance: slices.Max(c.imbalance),
 		Sent: int64(Median(c.sent)), Dispatch: Median(c.dispatch),
 	}
-}
-
-func (t *attentionRun) packIters() int {
-	if t.spec.Iters > 0 {
-		return t.spec.Iters
-	}
-	return packIters
 }
 
 func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
@@ -177,10 +176,16 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	if err != nil {
 		return err
 	}
-	n := t.packIters()
-	if _, err := t.times(ctx, max(s.Warmup, 1), p.both); err != nil {
+	took, err := t.times(ctx, max(s.Warmup, 1), p.both)
+	if err != nil {
 		return err
 	}
+	last, err := t.slowest(ctx, took[len(took)-1])
+	if err != nil {
+		return err
+	}
+	n := cmp.Or(s.Iters, max(packIters, int(math.Ceil(s.Seconds/float64(len(s.Packs))/max(last[0], 1e-9)))))
+	c.iters = n
 	forward, _, err := t.timed(ctx, n, p.forward)
 	if err != nil {
 		return err
@@ -278,16 +283,19 @@ var magiBins = []struct{ from, to, documents int }{
 	{32769, 65536, 18428}, {65537, 131072, 22513}, {131073, 196608, 18284},
 }
 
-const magiSeed = 42
+const (
+	magiSeed  = 42
+	leastPack = 512 // shorter ones would cut the documents into more pieces than memory holds
+)
 
 // MagiPacks returns the first packs of MagiAttention's benchmark of packed documents, as lists of lengths that sum to
 // tokens each. It cuts documents longer than a quarter of a pack, shuffles them, fills packs in order, continues a
 // document that does not fit in the next pack, and shuffles the packs. Its random numbers are those of
-// numpy.random.default_rng(42), so the packs are the same. tokens must be a multiple of 4.
+// numpy.random.default_rng(42), so the packs are the same. tokens must be a multiple of 4, at least 512.
 func MagiPacks(tokens, packs int) ([][]int, error) {
 	piece := tokens / 4
-	if tokens < 4 || tokens%4 != 0 {
-		return nil, fmt.Errorf("packs of %d tokens: want a multiple of 4", tokens)
+	if tokens < leastPack || tokens%4 != 0 {
+		return nil, fmt.Errorf("packs of %d tokens: want a multiple of 4, at least %d", tokens, leastPack)
 	}
 	lengths, total := magiLengths(piece)
 	rng := newPCG(magiSeed)

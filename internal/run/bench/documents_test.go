@@ -64,6 +64,7 @@ func TestPacksAreChecked(t *testing.T) {
 		"want magi or a JSON": "[3,4]",
 		"document 1 has":      "[[3,0,4]]",
 		"document 0 has -3":   "[[-3,4]]",
+		"pack 2: its 3":       "[[9,9],[3]]",
 		"unexpected end":      "[[3,",
 	} {
 		s := AttentionSpec{Documents: packsFile(t, text), PackCount: 20, Algorithms: []string{"ring"}, Causal: true,
@@ -77,8 +78,13 @@ func TestPacksAreChecked(t *testing.T) {
 			t.Errorf("packs %s: %v, want %q", text, err, want)
 		}
 	}
-	s := AttentionSpec{Documents: MagiName, Seq: []int{1024, 2048}}
-	if err := s.Load(); err == nil || !strings.Contains(err.Error(), "one --seq") {
-		t.Errorf("packs of two lengths: %v", err)
+	for want, s := range map[string]AttentionSpec{
+		"one --seq":    {Documents: MagiName, Seq: []int{1024, 2048}, PackCount: 1},
+		"at least 512": {Documents: MagiName, Seq: []int{64}, PackCount: 1},
+		"--packs -1":   {Documents: packsFile(t, "[[3,4]]"), PackCount: -1},
+	} {
+		if err := s.Load(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
 	}
 }
