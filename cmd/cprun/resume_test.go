@@ -107,16 +107,16 @@ func TestOtherModelKeysAreRefusedAndOtherDataTold(t *testing.T) {
 		}
 		refused(t, dir, []string{"of another model", "model." + key}, append(set, "--run-dir", dir, config)...)
 	}
-	_, stderr := must(t, "--run-dir", dir, "--set", "data.seq_len=100", "--set", "data.seed=2", "--set",
-		"train.steps=5", config)
-	for _, w := range []string{"data.seq_len is 200 in the checkpoint and 100 here", "data.seed", "sample 4"} {
+	changed := []string{"--run-dir", dir, "--set", "data.seq_len=100", "--set", "data.seed=2", "--set", "data.train_on=all"}
+	_, stderr := must(t, append(changed, "--set", "train.steps=5", config)...)
+	for _, w := range []string{"data.seq_len is 200 in the checkpoint and 100 here", "data.seed", "data.train_on is",
+		"sample 4"} {
 		if !strings.Contains(stderr, w) {
 			t.Errorf("stderr does not say %q:\n%s", w, stderr)
 		}
 	}
 	// Equal data and harmless changes cause no message.
-	_, stderr = must(t, "--run-dir", dir, "--set", "data.seq_len=100", "--set", "data.seed=2", "--set", "train.steps=6",
-		"--set", "optimizer.lr=1.0e-4", config)
+	_, stderr = must(t, append(changed, "--set", "train.steps=6", "--set", "optimizer.lr=1.0e-4", config)...)
 	if strings.Contains(stderr, "warning") {
 		t.Errorf("the same data are warned of:\n%s", stderr)
 	}

@@ -66,6 +66,9 @@ func agentMain(args []string) int {
 
 // workerMain plays one scenario, and returns the exit status.
 func workerMain(scenario string) int {
+	if scenario == "hasty" && os.Mkdir(os.Args[3], 0o700) == nil { // one of the ranks
+		syscall.Kill(os.Getpid(), syscall.SIGTERM)
+	}
 	w, err := Attach(func(error) { os.Exit(1) })
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -221,6 +224,7 @@ var scenarios = map[string]func(*Worker) int{
 		return hang(w)
 	},
 	"kill2": at(2, kill(syscall.SIGKILL), fail("lost rank 2", true, 0)),
+	"hasty": func(w *Worker) int { return fail(fmt.Sprintf("lost rank %d", (<-w.Failed()).Rank), true, 0)(w) },
 	"meeting": at(1, kill(syscall.SIGKILL), func(w *Worker) int {
 		return fail(fmt.Sprintf("heard of rank %d", (<-w.Failed()).Rank), true, 0)(w)
 	}),

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -46,7 +45,6 @@ func newNodeLauncher(job Job) (*nodeLauncher, error) {
 	if l.signals == nil {
 		l.signals = CatchSignals()
 	}
-	signal.Notify(l.signals.c, syscall.SIGQUIT)
 	return l, nil
 }
 

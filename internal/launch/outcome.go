@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,10 +22,22 @@ func (t *attempt) ending(ctx context.Context) Ending {
 		Failures: t.failures(), Asked: t.asked != "", Forced: t.forced, Hung: t.live > 0, Step: t.maxStep, Err: t.err,
 		Stopped: slices.ContainsFunc(t.children, func(c *child) bool { return c.evidence.finished == EventStopped }),
 	}
+	// A request to stop at every process ends workers that do not handle it yet. No rank has trained then.
+	own := func(f Failure) bool { return !f.Remote }
+	early := slices.ContainsFunc(t.children, (*child).stoppedEarly)
+	if early && !slices.ContainsFunc(e.Failures, own) {
+		e.Failures, e.Asked, e.Stopped = nil, true, true
+	}
 	if t.err == nil && t.ended && len(e.Failures) > 0 {
 		e.Err, e.Quiet = cmp.Or(context.Cause(ctx), errContextEnded), true
 	}
 	return e
+}
+
+// stoppedEarly reports that a request to stop killed a worker before it could handle one.
+func (c *child) stoppedEarly() bool {
+	asks := slices.Contains(stopSignals(unix.SIGINT), os.Signal(c.evidence.exit.Signal()))
+	return c.ended && asks && !c.attached && !c.evidence.endedByUs
 }
 
 // failures lists the failures of this node's workers, the likely cause first.
@@ -32,6 +45,9 @@ func (t *attempt) failures() []Failure {
 	var fs []Failure
 	for _, c := range t.children {
 		v := judge(c.evidence)
+		if c.stoppedEarly() {
+			v.class = classNone
+		}
 		if !c.ended {
 			v = verdict{classOurs, "does not end after SIGKILL: it hangs in the kernel",
 				"ps -o stat,wchan shows where; it may still hold memory and devices"}
@@ -237,9 +253,25 @@ func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
 	return cause + " (not by cprun)", ""
 }
 
-// sortFailures sorts the likely cause first: by class, then by the order of the first signs.
+// sortFailures sorts the likely cause first: by class, then by the order of the first signs. If that rank waited too
+// long, the rank that held it up is the cause, although the launcher ended it.
 func sortFailures(fs []Failure) {
 	slices.SortStableFunc(fs, func(a, b Failure) int {
 		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Order, b.Order))
 	})
+	if len(fs) == 0 || !fs[0].TimedOut {
+		return
+	}
+	rank, why := waits.Holder(waitStates(fs))
+	i := slices.IndexFunc(fs, func(f Failure) bool { return f.Rank == rank && f.Ranks == 0 })
+	if i < 1 {
+		return
+	}
+	f := fs[i]
+	if f.TimedOut = true; f.Remote {
+		f.Remote, f.Class, f.Hint = false, classOwn, fs[0].Hint
+		f.Cause = fmt.Sprintf("%s\nrank %d: %s", why, fs[0].Rank, fs[0].Cause)
+	}
+	copy(fs[1:], fs[:i])
+	fs[0] = f
 }

@@ -348,3 +348,12 @@ func TestKilledLauncherLeavesNothing(t *testing.T) {
 		})
 	}
 }
+
+// A request to stop that reaches a worker before it handles signals stops the job; no rank has trained.
+func TestASignalAtTheStartStops(t *testing.T) {
+	t.Parallel()
+	r := play(t, "hasty", 3, func(j *Job) { j.Argv = append(j.Argv, filepath.Join(t.TempDir(), "taken")) })
+	if r.ExitCode != ExitStopped || !r.Stopped || r.First != nil || strings.Contains(r.stderr, "failed") {
+		t.Errorf("%+v", r.Result)
+	}
+}

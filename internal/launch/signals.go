@@ -74,11 +74,11 @@ func stopSignals(more ...os.Signal) []os.Signal {
 	return append(more, syscall.SIGTERM, syscall.SIGUSR1)
 }
 
-// CatchSignals catches requests to stop, for Before and for a Job.
+// CatchSignals catches requests to stop, and SIGQUIT, for Before and for a Job.
 func CatchSignals() *Signals {
 	s := &Signals{c: make(chan os.Signal, 16)}
 	s.released, s.release = context.WithCancel(context.Background())
-	signal.Notify(s.c, stopSignals(syscall.SIGINT)...)
+	signal.Notify(s.c, stopSignals(syscall.SIGINT, syscall.SIGQUIT)...)
 	// Ctrl-C also ends the tee of "cprun | tee". A write to the broken pipe would then kill the launcher by SIGPIPE in
 	// the middle of the checkpoint. With this Notify the write only fails. It is never undone, for the same reason.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
@@ -115,14 +115,19 @@ func (s *Signals) Conclude(status int, exit func(status int)) {
 }
 
 // Before runs check and waits for it. If a request to stop comes first, asked names the signal, and the caller must end
-// the process, since check continues.
+// the process, since check continues. SIGQUIT prints a line.
 func (s *Signals) Before(check func() error) (asked string, err error) {
 	done := make(chan error, 1)
 	go func() { done <- check() }() // ended by its end or the process's
-	select {
-	case err := <-done:
-		return "", err
-	case sig := <-s.c:
-		return signalName(sig.(syscall.Signal)), nil
+	for {
+		select {
+		case err := <-done:
+			return "", err
+		case sig := <-s.c:
+			if sig != syscall.SIGQUIT {
+				return signalName(sig.(syscall.Signal)), nil
+			}
+			fmt.Fprintln(os.Stderr, "cprun: SIGQUIT: this process has no workers yet")
+		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 func TestJudge(t *testing.T) {
@@ -143,5 +145,26 @@ func TestStopPolicy(t *testing.T) {
 				t.Errorf("%s: call %d = %d, want %d", name, i, got, c.want)
 			}
 		}
+	}
+}
+
+// Of a rank that waited too long and the one that it waited for, the second is blamed, also if another node ended it.
+func TestTheRankThatHeldUpOthersIsBlamed(t *testing.T) {
+	waiting := waits.WaitState{Waits: []waits.Wait{{Op: "exchange", Open: []waits.Open{{Peer: 1, Bytes: 8}}}}}
+	late := Failure{Rank: 0, Class: classRemote, Order: 1, Remote: true, TimedOut: true, Cause: "no progress",
+		WaitState: &waiting}
+	ended := Failure{Rank: 1, Class: classOurs, Order: 1<<16 + 2, Remote: true, Cause: "ended",
+		WaitState: &waits.WaitState{Rank: 1, State: "is stopped"}}
+	e := Merge(Ending{Failures: []Failure{late}}, Ending{Failures: []Failure{ended}})
+	for range 2 { // also if its result is merged again
+		if f := e.Failures[0]; len(e.Failures) != 2 || f.Rank != 1 || f.Remote ||
+			f.Cause != "it held up rank 0: it is stopped\nrank 0: no progress" {
+			t.Errorf("%+v", e.Failures)
+		}
+		e = Merge(e)
+	}
+	ended.Remote, ended.Class, ended.Cause = false, classOwn, "a crash"
+	if f := Merge(Ending{Failures: []Failure{late, ended}}).Failures[0]; f.Rank != 1 || f.Cause != "a crash" {
+		t.Errorf("%+v", f)
 	}
 }

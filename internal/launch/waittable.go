@@ -209,19 +209,21 @@ func state(pid int) byte {
 
 // timeoutTable returns the table of a start in which a rank waited for too long, else "".
 func timeoutTable(fs []Failure) string {
-	var rows []waits.WaitState
-	timedOut := false
-	for i := range fs {
-		timedOut = timedOut || fs[i].TimedOut
-		if s := fs[i].WaitState; s != nil {
-			s.Clean() // it may come from another node
-			rows = append(rows, *s)
-		}
-	}
-	if !timedOut || len(rows) == 0 {
+	rows := waitStates(fs)
+	if len(rows) == 0 || !slices.ContainsFunc(fs, func(f Failure) bool { return f.TimedOut }) {
 		return ""
 	}
 	return "cprun: what each rank waited for\n" + waits.Table(rows)
+}
+
+func waitStates(fs []Failure) (all []waits.WaitState) {
+	for i := range fs {
+		if s := fs[i].WaitState; s != nil {
+			s.Clean() // it may come from another node
+			all = append(all, *s)
+		}
+	}
+	return all
 }
 
 // News from the other nodes of a job, and the workers' addresses.

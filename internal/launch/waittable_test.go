@@ -117,8 +117,8 @@ func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 				!strings.HasSuffix(report, r.First.Report()) {
 				t.Errorf("%+v\n%s", r.Result, r.stderr)
 			}
-			if f := r.First; !f.TimedOut || f.WaitState == nil || f.WaitState.PID != f.PID ||
-				len(f.WaitState.Waits) != 1 {
+			if f := r.First; f.Rank != 2 || f.Remote || !f.TimedOut || !strings.HasPrefix(f.Cause, "it held up rank 1: it "+why+"\n") ||
+				f.WaitState == nil || f.WaitState.PID != f.PID {
 				t.Errorf("%+v", f)
 			}
 		})

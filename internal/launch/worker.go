@@ -93,6 +93,9 @@ func Attach(lost func(cause error)) (*Worker, error) {
 	if runID == "" || !isUnixStream(channelFD) {
 		return nil, ErrNotLaunched
 	}
+	signal.Ignore(syscall.SIGINT)
+	stop := make(chan os.Signal, 4)
+	signal.Notify(stop, stopSignals()...)
 	file := os.NewFile(channelFD, "launcher")
 	conn, err := net.FileConn(file) // a copy, closed on exec
 	file.Close()
@@ -104,9 +107,6 @@ func Attach(lost func(cause error)) (*Worker, error) {
 		conn.Close()
 		return nil, fmt.Errorf("channel to the launcher: %w", err)
 	}
-	signal.Ignore(syscall.SIGINT)
-	stop := make(chan os.Signal, 4)
-	signal.Notify(stop, stopSignals()...)
 	go func() { // ends with the process, as receive does
 		for range stop {
 			w.requestStop()

@@ -265,8 +265,8 @@ func newScratch(prefix string) (*scratch, error) {
 // end removes the directory. If the command failed, it stays, since the report names its logs.
 func (s *scratch) end(status int) error {
 	s.root.Close()
-	if status == launch.ExitDone {
-		return os.RemoveAll(s.path)
+	if status == launch.ExitFailed {
+		return nil
 	}
-	return nil
+	return os.RemoveAll(s.path)
 }

@@ -118,8 +118,9 @@ func allSkipped(reasons []string) (lines []string) {
 var (
 	// freeKeys do not change the model's results; dataKeys select the tokens of each sample.
 	freeKeys = []string{"model.from", "model.initializer_range", "model.max_position_embeddings"}
-	dataKeys = []string{"data.path", "data.tokenizer", "data.seq_len", "data.shuffle", "data.pack_documents",
-		"data.overlong", "data.eos_token_id", "data.seed", "train.global_batch_size"}
+	dataKeys = []string{"data.path", "data.format", "data.tokenizer", "data.chat_template", "data.train_on",
+		"data.seq_len", "data.shuffle", "data.pack_documents", "data.overlong", "data.eos_token_id", "data.seed",
+		"train.global_batch_size"}
 )
 
 // compare compares a config with the checkpoint's. A different model is an error; different data and a jump of the

@@ -10,7 +10,7 @@ import (
 // The directory of a failed command stays, since a report names its logs.
 func TestScratch(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	for _, status := range []int{launch.ExitDone, launch.ExitFailed} {
+	for _, status := range []int{launch.ExitDone, launch.ExitFailed, launch.ExitStopped, launch.ExitInterrupted} {
 		s, err := newScratch("cprun-test-")
 		if err != nil {
 			t.Fatal(err)

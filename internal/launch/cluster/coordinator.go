@@ -393,7 +393,11 @@ func (c *coordinator) dialed(addr string, err error) {
 		}
 	}
 	if c.index == 0 && c.role == seeking && c.search.failed(addr, err, c.now) {
-		c.fail(err.Error())
+		status := launch.ExitFailed
+		if r := (*wire.Refusal)(nil); errors.As(err, &r) && r.Proven { // another start would be refused too
+			status = launch.ExitInput
+		}
+		c.failAs(status, err.Error())
 	}
 }
 
@@ -532,10 +536,11 @@ func (c *coordinator) finish(v launch.Verdict, own error) {
 }
 
 // fail ends the job for this agent and those that follow it.
-func (c *coordinator) fail(why string) {
+func (c *coordinator) fail(why string) { c.failAs(launch.ExitFailed, why) }
+
+func (c *coordinator) failAs(status int, why string) {
 	if !c.over {
-		last := &bye{Status: launch.ExitFailed, Why: why, All: true}
-		c.endJob(over(launch.Result{ExitCode: launch.ExitFailed}, why), last)
+		c.endJob(over(launch.Result{ExitCode: status}, why), &bye{Status: status, Why: why, All: true})
 	}
 }
 

@@ -290,7 +290,7 @@ func TestOtherInputsAreRefused(t *testing.T) {
 	h := joinOne(t, port, 1, 2, func(_ int, c *Config) { c.Inputs = "another" })
 	_, err := h.Next(t.Context())
 	over := (*launch.Over)(nil)
-	if !errors.As(err, &over) || over.ExitCode != launch.ExitFailed {
+	if !errors.As(err, &over) || over.ExitCode != launch.ExitInput {
 		t.Fatalf("error %v", err)
 	}
 	t.Log(err)

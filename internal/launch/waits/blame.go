@@ -37,6 +37,17 @@ func (g *graph) blame() (lines []string) {
 	return lines
 }
 
+// Holder returns the rank that holds up most others, and how; -1: none does.
+func Holder(all []WaitState) (rank int, how string) {
+	g := newGraph(all)
+	holders, _ := g.holders()
+	if len(holders) == 0 {
+		return -1, ""
+	}
+	h := holders[0]
+	return h.rank, fmt.Sprintf("it held up %s: it %s", Ranks(h.direct), g.reasonFor(h.rank))
+}
+
 // cycleTolerance is the time for which ranks may wait for each other without a fault: they also do while data is in
 // transit.
 const cycleTolerance = 5 * time.Second

@@ -166,7 +166,7 @@ func copyLines(dst io.Writer, src io.Reader, last int64) error {
 	err := eachLine(src, func(line []byte) error {
 		s, ok := wholeStep(line)
 		switch {
-		case ok && s.Step <= last:
+		case ok && s.Step <= last && last > 0: // a run from step 0 writes that too
 			_, err := w.Write(line)
 			return err
 		case !ok:

@@ -116,7 +116,7 @@ func TestJSONLResume(t *testing.T) {
 		resumed int64
 		want    []int64
 	}{
-		{"new run in an old directory", "", 0, []int64{1, 2}},
+		{"new run in an old directory", `{"step":0,"loss":2}` + "\n", 0, []int64{1, 2}},
 		{"back to a checkpoint", "", 3, []int64{1, 2, 3, 4, 5}},
 		{"at the end", "", 5, []int64{1, 2, 3, 4, 5, 6, 7}},
 		{"torn line", `{"step":6,"loss":1.`, 5, []int64{1, 2, 3, 4, 5, 6, 7}},
