@@ -178,21 +178,11 @@ func encodeNote(e *blame.PeerError) []byte {
 	}
 	b = append(b, code)
 	for _, s := range []string{e.Name, e.Op, e.Cause.Error()} {
-		s = clip(s, 2000)
+		s = strings.ToValidUTF8(s[:min(len(s), 2000)], "")
 		b = binary.BigEndian.AppendUint16(b, uint16(len(s)))
 		b = append(b, s...)
 	}
 	return b
-}
-
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
 }
 
 // decodeNote reads the output of encodeNote, in a world of the given size.

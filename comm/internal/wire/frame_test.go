@@ -103,6 +103,10 @@ func TestNote(t *testing.T) {
 		t.Errorf("a rude note became %q (%v)", got, err)
 	}
 	long := &blame.PeerError{Name: "rank 0", Cause: errors.New(strings.Repeat("ü", 5000))}
+	odd := &blame.PeerError{Rank: 1, Cause: errors.New("file \xff is gone")} // its name is no UTF-8
+	if got, err := decodeNote(encodeNote(odd), 2); err != nil || got.Cause.Error() != "file  is gone" {
+		t.Errorf("%v, %v", got, err)
+	}
 	b := encodeNote(long)
 	if len(b) > maxNote {
 		t.Errorf("a note of %d bytes, above %d", len(b), maxNote)

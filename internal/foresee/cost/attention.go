@@ -21,8 +21,8 @@ type kernel struct {
 }
 
 type attentionKey struct {
-	backend, dtype, mask    string
-	backward, deterministic bool
+	backend, dtype, mask string
+	backward             bool
 }
 
 func (m *Model) kernelOf(k attentionKey) *kernel {
@@ -167,7 +167,7 @@ func attentionFLOPs(pairs float64, heads, dim, dimV int) float64 {
 // kernel finds the grids of a call. If the table lacks it, the most similar one replaces it: the other determinism,
 // another type of the same size, another backend.
 func (m *Model) kernel(c *planner.Call) *kernel {
-	want := attentionKey{c.Backend, Name(c.DType), Full, c.Backward, c.Deterministic}
+	want := attentionKey{c.Backend, Name(c.DType), Full, c.Backward}
 	if x := m.kernels[want]; x != nil {
 		return x
 	}
@@ -178,15 +178,14 @@ func (m *Model) kernel(c *planner.Call) *kernel {
 		}
 		score := 0
 		for i, same := range []bool{
-			a.Deterministic == want.deterministic, a.DType == want.dtype, a.Backend == want.backend,
-			wide(a.DType) == wide(want.dtype),
+			a.DType == want.dtype, a.Backend == want.backend, wide(a.DType) == wide(want.dtype),
 		} {
 			if same {
 				score += 1 << i
 			}
 		}
 		if score > best {
-			best, k = score, attentionKey{a.Backend, a.DType, Full, a.Backward, a.Deterministic}
+			best, k = score, attentionKey{a.Backend, a.DType, Full, a.Backward}
 		}
 	}
 	return m.kernels[k]

@@ -58,7 +58,7 @@ func TestPointsAreThemselves(t *testing.T) {
 	m := table.For(Job{Ranks: 2, PerHost: 2})
 	for _, a := range table.Sets[0].Attention {
 		c := call(a.Queries, a.Keys, Tile(a.Mask, a.Queries, a.Keys).Band)
-		if got := m.Call(c); math.Abs(got/max(a.Seconds, m.kernels[attentionKey{"flash", "bf16", Full, false,
+		if got := m.Call(c); math.Abs(got/max(a.Seconds, m.kernels[attentionKey{"flash", "bf16", Full,
 			false}].floor)-1) > 1e-9 {
 			t.Errorf("%s of %d x %d: %v s, measured %v", a.Mask, a.Queries, a.Keys, got, a.Seconds)
 		}
@@ -221,7 +221,7 @@ func TestSetsOfTransfersAlone(t *testing.T) {
 func TestWhatIsNotThere(t *testing.T) {
 	m := rates(0).For(Job{Ranks: 1, PerHost: 1})
 	c := call(512, 512, partition.Full())
-	c.Backend, c.DType, c.Deterministic = "fused", tensor.F16, true
+	c.Backend, c.DType = "fused", tensor.F16
 	if m.Call(c) <= 0 {
 		t.Error("another backend takes no time")
 	}

@@ -85,17 +85,16 @@ const (
 
 // Attention is one kernel call: a pass over one block of one tile.
 type Attention struct {
-	Backend       string `json:"backend"`
-	DType         string `json:"dtype"`
-	Backward      bool   `json:"backward,omitempty"`
-	Deterministic bool   `json:"deterministic,omitempty"`
-	Mask          string `json:"mask"`
-	Dim           int    `json:"dim"`
-	Heads         int    `json:"heads"`
-	KVHeads       int    `json:"kv_heads"`
-	Queries       int    `json:"queries"`
-	Keys          int    `json:"keys"`
-	Tiles         int    `json:"tiles,omitempty"` // of Documents; 0: one
+	Backend  string `json:"backend"`
+	DType    string `json:"dtype"`
+	Backward bool   `json:"backward,omitempty"`
+	Mask     string `json:"mask"`
+	Dim      int    `json:"dim"`
+	Heads    int    `json:"heads"`
+	KVHeads  int    `json:"kv_heads"`
+	Queries  int    `json:"queries"`
+	Keys     int    `json:"keys"`
+	Tiles    int    `json:"tiles,omitempty"` // of Documents; 0: one
 	// Seconds of a pass with one such block; Further of each other block of the same pass, 0: as much.
 	Seconds float64 `json:"seconds"`
 	Further float64 `json:"further_seconds,omitempty"`
@@ -272,5 +271,5 @@ func (m *Model) ratio(a *Attention) float64 {
 }
 
 func (a *Attention) key() attentionKey {
-	return attentionKey{a.Backend, a.DType, a.Mask, a.Backward, a.Deterministic}
+	return attentionKey{a.Backend, a.DType, a.Mask, a.Backward}
 }

@@ -133,7 +133,7 @@ func workloadOf(q *Question, on planner.Topology) planner.Workload {
 	r := &q.Attentions[0]
 	c := planner.Workload{
 		Attention: planner.Attention{
-			DType: r.DType, Deterministic: r.Deterministic, Batch: r.Batch,
+			DType: r.DType, Batch: r.Batch,
 			Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.HeadDim, DimV: r.HeadDimV,
 		},
 		Tokens: r.SeqQ, Docs: q.Docs, Ranks: max(1, r.ContextSize), Topology: on, Recompute: q.Recompute,

@@ -115,10 +115,9 @@ func First[T any](list []T, margin float64, seconds func(T) float64) {
 // Call is one call of an attention kernel: q of [Batch, rows, Heads, Dim] against keys of [Batch, rows,
 // KVHeads, Dim] and values of DimV. Tiles are the visible pairs, in local rows of the two.
 type Call struct {
-	Backend string       // of package internal/model/backends
-	DType   tensor.DType // of q, k and v
-	// Backward says that the call is of a backward pass, Deterministic that its sums have one order.
-	Backward, Deterministic          bool
+	Backend                          string       // of package internal/model/backends
+	DType                            tensor.DType // of q, k and v
+	Backward                         bool
 	Batch, Heads, KVHeads, Dim, DimV int
 	Tiles                            []partition.Tile
 	First, Last                      bool // as attention.Block has them

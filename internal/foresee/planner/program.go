@@ -123,7 +123,7 @@ type callKey struct {
 }
 
 func (p *prices) call(c *Call) float64 {
-	c.Backend, c.Deterministic = p.a.Backend, p.a.Deterministic
+	c.Backend = p.a.Backend
 	key := callKey{n: len(c.Tiles), heads: c.Heads, kv: c.KVHeads, first: c.First, last: c.Last, backward: c.Backward}
 	if len(c.Tiles) <= fewTiles {
 		copy(key.tiles[:], c.Tiles)

@@ -17,13 +17,12 @@ type View = tensor.View
 
 // Attention is one attention over ranks, apart from its schedule.
 type Attention struct {
-	Backend       string       // of package internal/model/backends
-	DType         tensor.DType // of q, k and v, and of their messages
-	Deterministic bool
-	Batch         int // samples in one pass
-	Heads         int // of q
-	KVHeads       int // of k and v
-	Dim, DimV     int // of a head of k, and of v
+	Backend   string       // of package internal/model/backends
+	DType     tensor.DType // of q, k and v, and of their messages
+	Batch     int          // samples in one pass
+	Heads     int          // of q
+	KVHeads   int          // of k and v
+	Dim, DimV int          // of a head of k, and of v
 }
 
 // A Recorder replaces the devices of one rank. A ring over it runs its real loop without data, and the Recorder records

@@ -60,7 +60,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	}
 	opts := plan.Options{Machine: machine, Choice: choice.Choice, Costs: o.costs(machine), Chosen: d.Chosen}
 	whole, found, refusal := o.refusal(path, ranks, machine)
-	if opts.Data = (*plan.Data)(found); found != nil {
+	if opts.Data = found; found != nil {
 		if err := cfg.ResolveSteps(found.StepsPerEpoch); err != nil {
 			return 0, &InputError{err}
 		}
@@ -189,7 +189,7 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan, count
 // refusal returns the faults in the files named by the config. They stop a run, but not a plan.
 func (o *PlanOptions) refusal(
 	path string, ranks int, m machine.Machine,
-) (whole *config.Config, found *train.Data, err error) {
+) (whole *config.Config, found *plan.Data, err error) {
 	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: m.Hosts, Device: m.Device(),
 		Known: true})
 	if err == nil {

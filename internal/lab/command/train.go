@@ -150,7 +150,7 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	if err != nil {
 		return r, &InputError{err}
 	}
-	r.data = (*plan.Data)(found)
+	r.data = found
 	r.cfg, r.ranks, r.chosen, r.docs = cfg, ranks, d.Chosen, d.First()
 	if r.choice, err = choose(cfg, o.machine); err != nil {
 		return r, err

@@ -292,17 +292,17 @@ func (r ranks) gather(ctx context.Context, blob []byte) ([][]byte, error) {
 	return out, nil
 }
 
-// Broadcast sends rank 0's blob to every rank. It ignores the other blobs.
-func Broadcast(ctx context.Context, c comm.Communicator, blob []byte) ([]byte, error) {
+// Broadcast sends root's blob to every rank. It ignores the other blobs.
+func Broadcast(ctx context.Context, c comm.Communicator, root int, blob []byte) ([]byte, error) {
 	sizes, err := ranks{c}.sizes(ctx, len(blob))
-	if err != nil || sizes[0] == 0 {
+	if err != nil || sizes[root] == 0 {
 		return nil, err
 	}
-	v := tensor.New(tensor.U8, int(sizes[0]))
-	if c.Rank() == 0 {
+	v := tensor.New(tensor.U8, int(sizes[root]))
+	if c.Rank() == root {
 		copy(tensor.Bytes(v), blob)
 	}
-	return tensor.Bytes(v), comm.Finish(ctx)(c.Broadcast(v, 0))
+	return tensor.Bytes(v), comm.Finish(ctx)(c.Broadcast(v, root))
 }
 
 // all returns on every rank whether all ranks passed true. Every rank must call it.

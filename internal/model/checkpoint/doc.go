@@ -1,8 +1,8 @@
 // Package checkpoint saves and loads the state of a training run. A crash at any moment leaves a complete checkpoint,
 // and any number of ranks can load the checkpoint of any other number.
 //
-// NewSaver and Saver.Save write checkpoints; Latest opens the newest complete one, and Checkpoint.Load reads a rank's
-// range.
+// NewSaver and Saver.Save write checkpoints; Latest opens the newest complete one, and Checkpoint.Read reads part of a
+// parameter.
 //
 // State is flat. All parameters follow one another in one space of elements, with gaps for padding. Each rank owns a
 // contiguous range of it, as one float32 slice for each field: the weights ("param") and the optimizer's moments

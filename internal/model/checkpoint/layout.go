@@ -65,7 +65,7 @@ func tensorName(param, field string) string {
 	return param + "." + field
 }
 
-// checkLayout checks the arguments of Save and Load: separate parameters, ordered ranges, and slices of one length.
+// checkLayout checks the arguments of Save: separate parameters, ordered ranges, and slices of one length.
 func checkLayout(params []Param, own []Range, fields []Field) error {
 	at, n := int64(0), int64(0)
 	for _, r := range own {

@@ -284,7 +284,7 @@ func (s *Saver) gatherAndCommit(ctx context.Context, snap Snapshot, r report) (f
 	if err != nil {
 		return false, fmt.Errorf("waiting for rank 0 to complete it: %w", err)
 	}
-	blob, err := Broadcast(ctx, s.group, encode(result))
+	blob, err := Broadcast(ctx, s.group, 0, encode(result))
 	if err == nil && s.group.Rank() != 0 {
 		err = json.Unmarshal(blob, &result)
 	}

@@ -33,7 +33,7 @@ type Config struct {
 	Checkpoint Checkpoint
 	Log        Log
 
-	// Warnings lists allowed values that are probably mistakes. Equal, YAML and Map ignore it.
+	// Warnings lists allowed values that are probably mistakes. YAML and Map ignore it.
 	Warnings Errors
 
 	where *positions // of keys, for errors of Resolve; nil for a config made in code

@@ -350,16 +350,6 @@ func blankConfig() *Config {
 	return c
 }
 
-// Equal reports whether two configs have the same values, ignoring their files.
-func (c *Config) Equal(o *Config) bool {
-	a, b := *c, *o
-	for _, c := range []*Config{&a, &b} {
-		c.Warnings, c.where, c.Data.known, c.Data.note = nil, nil, false, nil
-	}
-	a.Model.LayerTypes, b.Model.LayerTypes = slices.Clip(a.Model.LayerTypes), slices.Clip(b.Model.LayerTypes)
-	return reflect.DeepEqual(a, b)
-}
-
 // Completions returns the keys of train.yaml with a prefix, each followed by "=", for --set.
 func Completions(prefix string) (found []string) {
 	for i := range keys {

@@ -19,14 +19,13 @@ import (
 // CalibrateSpec selects the measurements of `bench calibrate` with one attention backend, for a cost table. All ranks
 // measure at the same time.
 type CalibrateSpec struct {
-	Backend       string `json:"backend"`
-	DType         string `json:"dtype"` // of attention and activations
-	Deterministic bool   `json:"deterministic"`
-	Heads         int    `json:"heads"`
-	KVHeads       int    `json:"kv_heads"`
-	Dims          []int  `json:"dims"`  // head dims
-	Sizes         []int  `json:"sizes"` // queries and keys of a tile, in every combination
-	Further       int    `json:"further"`
+	Backend string `json:"backend"`
+	DType   string `json:"dtype"` // of attention and activations
+	Heads   int    `json:"heads"`
+	KVHeads int    `json:"kv_heads"`
+	Dims    []int  `json:"dims"`  // head dims
+	Sizes   []int  `json:"sizes"` // queries and keys of a tile, in every combination
+	Further int    `json:"further"`
 	// Documents are document lengths; each call has DocumentTokens tokens of documents of one length.
 	Documents      []int `json:"documents"`
 	DocumentTokens int   `json:"document_tokens"`
@@ -89,7 +88,7 @@ func (s *CalibrateSpec) Default(device string) {
 }
 
 // Workspace returns the workspace of fused attention for the largest tile, in bytes.
-func (s *CalibrateSpec) Workspace(matrix bool) int64 {
+func (s *CalibrateSpec) Workspace() int64 {
 	if s.Backend != "fused" {
 		return 0
 	}
@@ -97,7 +96,7 @@ func (s *CalibrateSpec) Workspace(matrix bool) int64 {
 	return gpu.FusedWorkspace(gpu.FusedShape{
 		Batch: 1, SeqQ: n, SeqK: n, Heads: s.Heads, KVHeads: s.KVHeads, Dim: slices.Max(s.Dims),
 		DimV:  slices.Max(s.Dims),
-		Calls: 2, Training: true, Deterministic: s.Deterministic && matrix,
+		Calls: 2, Training: true,
 	})
 }
 
@@ -299,7 +298,7 @@ func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, t tileOf) (
 		return nil, err
 	}
 	row := cost.Attention{
-		Backend: c.spec.Backend, DType: c.spec.DType, Deterministic: c.spec.Deterministic, Mask: t.mask, Dim: t.dim,
+		Backend: c.spec.Backend, DType: c.spec.DType, Mask: t.mask, Dim: t.dim,
 		Heads: c.spec.Heads, KVHeads: c.spec.KVHeads, Queries: t.q, Keys: t.k, Tiles: t.tiles,
 	}
 	forward, backward := row, row

@@ -283,10 +283,8 @@ var magiBins = []struct{ from, to, documents int }{
 	{32769, 65536, 18428}, {65537, 131072, 22513}, {131073, 196608, 18284},
 }
 
-const (
-	magiSeed  = 42
-	leastPack = 512 // shorter ones would cut the documents into more pieces than memory holds
-)
+// leastPack is the least number of tokens of a pack: less would cut documents into more pieces than memory holds.
+const leastPack = 512
 
 // MagiPacks returns the first packs of MagiAttention's benchmark of packed documents, as lists of lengths that sum to
 // tokens each. It cuts documents longer than a quarter of a pack, shuffles them, fills packs in order, continues a
@@ -298,7 +296,7 @@ func MagiPacks(tokens, packs int) ([][]int, error) {
 		return nil, fmt.Errorf("packs of %d tokens: want a multiple of 4, at least %d", tokens, leastPack)
 	}
 	lengths, total := magiLengths(piece)
-	rng := newPCG(magiSeed)
+	rng := newPCG()
 	shuffle(rng, lengths)
 	order := make([]int32, total/int64(tokens))
 	for i := range order {
@@ -373,16 +371,9 @@ type pcg struct {
 	kept         bool
 }
 
-// newPCG returns numpy's default_rng(seed).
-func newPCG(seed uint32) *pcg {
-	w := seedWords(seed)
-	p := &pcg{incHi: w[2]<<1 | w[3]>>63, incLo: w[3]<<1 | 1}
-	p.step()
-	carry := uint64(0)
-	p.lo, carry = bits.Add64(p.lo, w[1], 0)
-	p.hi, _ = bits.Add64(p.hi, w[0], carry)
-	p.step()
-	return p
+// newPCG returns numpy.random.default_rng(42), whose state numpy hashes from the seed.
+func newPCG() *pcg {
+	return &pcg{hi: 0xcea44f6798798f2a, lo: 0xacbc7c9d68860ac8, incHi: 0xfa505436c9a8416e, incLo: 0x66caf2e28d25abff}
 }
 
 func (p *pcg) step() {
@@ -418,35 +409,4 @@ func (p *pcg) upTo(most uint32) uint32 {
 			return x
 		}
 	}
-}
-
-// seedWords returns numpy's SeedSequence(seed).generate_state(4, uint64) (O'Neill, developing a seed_seq alternative,
-// 2015).
-func seedWords(seed uint32) (out [4]uint64) {
-	const initA, multA, initB, multB = 0x43b0d7e5, 0x931e8875, 0x8b51f9dd, 0x58f38ded
-	const mixL, mixR = 0xca01f9dd, 0x4973f715
-	a := uint32(initA)
-	hash := func(x uint32) uint32 {
-		x ^= a
-		a *= multA
-		x *= a
-		return x ^ x>>16
-	}
-	pool := [4]uint32{hash(seed), hash(0), hash(0), hash(0)}
-	for i := range pool {
-		for j := range pool {
-			if i != j {
-				x := pool[j]*mixL - hash(pool[i])*mixR
-				pool[j] = x ^ x>>16
-			}
-		}
-	}
-	b := uint32(initB)
-	for i := range 8 {
-		x := pool[i%4] ^ b
-		b *= multB
-		x *= b
-		out[i/2] |= uint64(x^x>>16) << (32 * (i % 2))
-	}
-	return out
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/tensor"
 )
@@ -215,24 +215,13 @@ func (t *attentionRun) longest(ctx context.Context, hops []HopTimes) ([]HopTimes
 	if err != nil {
 		return nil, err
 	}
-	return broadcastJSON(ctx, t.Control, int(who[0]), hops)
-}
-
-func broadcastJSON[T any](ctx context.Context, c comm.Communicator, root int, value T) (out T, err error) {
-	text, size := []byte(nil), tensor.FromSlice([]int64{0}, 1)
-	if c.Rank() == root {
-		if text, err = json.Marshal(value); err != nil {
-			return out, err
-		}
-		tensor.Data[int64](size)[0] = int64(len(text))
+	text, err := json.Marshal(hops)
+	if err == nil {
+		text, err = checkpoint.Broadcast(ctx, t.Control, int(who[0]), text)
 	}
-	if err := comm.Finish(ctx)(c.Broadcast(size, root)); err != nil {
-		return out, err
+	if err != nil {
+		return nil, err
 	}
-	buf := tensor.New(tensor.U8, int(tensor.Data[int64](size)[0]))
-	copy(tensor.Bytes(buf), text)
-	if err := comm.Finish(ctx)(c.Broadcast(buf, root)); err != nil {
-		return out, err
-	}
-	return out, json.Unmarshal(tensor.Bytes(buf), &out)
+	hops = nil
+	return hops, json.Unmarshal(text, &hops)
 }

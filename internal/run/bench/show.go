@@ -254,9 +254,6 @@ func (l *lines) add(name, unit, size string, amount, seconds, scale float64) {
 func linesOf(s *cost.Set) (l lines) {
 	for _, a := range s.Attention {
 		way := map[bool]string{true: "backward", false: "forward"}[a.Backward]
-		if a.Deterministic {
-			way += ", deterministic"
-		}
 		l.add(fmt.Sprintf("%s %s, %s, %d, %s", a.Backend, a.DType, a.Mask, a.Dim, way), "GFLOP/s",
 			dims(a.Queries, a.Keys),
 			FLOPs(max(a.Tiles, 1)*cost.Tile(a.Mask, a.Queries, a.Keys).Pairs(), a.Heads, a.Dim, a.Dim), a.Seconds, 1e9)

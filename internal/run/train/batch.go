@@ -85,11 +85,7 @@ func (f *feed) groups(samples []int64) [][]int64 {
 	if !f.packed {
 		return [][]int64{samples}
 	}
-	var g [][]int64
-	for i := range samples {
-		g = append(g, samples[i:i+1])
-	}
-	return g
+	return slices.Collect(slices.Chunk(samples, 1))
 }
 
 func (f *feed) lay(sample int64) laid {
@@ -178,10 +174,8 @@ func (f *feed) lengths(docs []int, spans []partition.Span, count int) []int {
 	for _, n := range docs {
 		of = append(of, slices.Repeat([]int{n}, n)...)
 	}
-	for _, s := range spans {
-		for i := range s.Len {
-			out = append(out, of[s.Start+i*s.Stride])
-		}
+	for _, at := range partition.Positions(spans) {
+		out = append(out, of[at])
 	}
 	return slices.Repeat(out, count)
 }

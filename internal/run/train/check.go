@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/data"
@@ -13,27 +14,10 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// Data describes the amount of training data of a config.
-type Data struct {
-	Files            int64
-	Documents        *int64 // nil: not counted, to avoid a pass over many tokens
-	Tokens           int64  // in all files
-	Targets          int64  // of all samples
-	Samples          int64
-	SampleTokens     int64   // of all samples
-	SamplePairs      float64 // visible (query, key) pairs of the mean sample; 0: samples are alike
-	DroppedDocuments int64
-	StepsPerEpoch    int64
-	Ignored          []string // keys of records that change nothing
-	Warnings         []string // about records
-	// Retention has the shares of documents that other lengths of samples keep, if some are dropped.
-	Retention []data.Share
-}
-
 // Check checks the files of a config before any process is spawned: too little data, tokens outside the vocabulary,
 // weights that do not fit. It reports all faults, each at the line of its key. Without faults it returns the amount of
 // data, nil if it is not in the token cache and may not be encoded, and train.epochs has become train.steps.
-func Check(cfg *config.Config) (*Data, error) {
+func Check(cfg *config.Config) (*plan.Data, error) {
 	var all config.Errors
 	note := func(key string, err error) {
 		var faults config.Errors
@@ -42,7 +26,7 @@ func Check(cfg *config.Config) (*Data, error) {
 		}
 	}
 	tok := tokenizerOf(cfg)
-	check := func(key string, files config.Files, most int) *Data {
+	check := func(key string, files config.Files, most int) *plan.Data {
 		found, err := checkData(cfg, files, tok, int64(most))
 		if errors.Is(err, data.ErrNotCounted) {
 			return nil
@@ -114,7 +98,7 @@ const pairSamples = 1024
 
 // checkData opens and counts files as a run does, and reads them if they are not too large. If most is not 0, one of
 // the first most samples must have a target.
-func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most int64) (*Data, error) {
+func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most int64) (*plan.Data, error) {
 	sources, err := openData(cfg, files, tok)
 	if err != nil {
 		return nil, err
@@ -131,7 +115,7 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 		return nil, fmt.Errorf("the first %d samples have no targets; use more", most)
 	}
 	batch := int64(cfg.Train.GlobalBatchSize)
-	found := &Data{Samples: l.Samples(), SampleTokens: l.Tokens(), Targets: l.Targets(),
+	found := &plan.Data{Samples: l.Samples(), SampleTokens: l.Tokens(), Targets: l.Targets(),
 		StepsPerEpoch: (l.Epoch() + batch - 1) / batch}
 	var lengths data.Lengths
 	if n := min(found.Samples, pairSamples); !l.Alike() {

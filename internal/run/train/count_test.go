@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/run/train"
 )
@@ -37,7 +38,7 @@ func counted(seqLen int, packed bool, docs ...[]int) (tokens, targets, samples i
 }
 
 // countedWhole counts documents with masks: each is in one sample, or dropped if it is too long.
-func countedWhole(seqLen int, packed bool, docs ...[]int) (c train.Data) {
+func countedWhole(seqLen int, packed bool, docs ...[]int) (c plan.Data) {
 	room := 0
 	for _, d := range docs { // not longer than the ones before, so that the best fit is the last sample
 		c.Tokens += int64(len(d))
@@ -156,7 +157,7 @@ func TestDataIsCounted(t *testing.T) {
 				fmt.Sprintf("data={tokenizer: bytes, seq_len: %d, %s}", seqLen, c.set), "train.global_batch_size=2")
 			want := countedWhole(seqLen, packed, c.docs...)
 			if !strings.Contains(c.set, masked) && !strings.Contains(c.set, "drop") {
-				want = train.Data{}
+				want = plan.Data{}
 				want.Tokens, want.Targets, want.Samples = counted(seqLen, packed, c.docs...)
 				want.SampleTokens = want.Samples * int64(seqLen)
 				if packed {

@@ -108,13 +108,8 @@ func (r *records) Load(sample int64, spans []partition.Span, ids, targets []int3
 	for i := 0; len(all) < r.seqLen; i++ {
 		all = append(all, row{0, -1, i})
 	}
-	n := 0
-	for _, s := range spans {
-		for i := range s.Len {
-			x := all[s.Start+i*s.Stride]
-			ids[n], targets[n], positions[n] = x.id, x.target, x.position
-			n++
-		}
+	for n, at := range partition.Positions(spans) {
+		ids[n], targets[n], positions[n] = all[at].id, all[at].target, all[at].position
 	}
 	return nil
 }
@@ -175,11 +170,8 @@ func (t *Trainer) tokenLosses(ctx context.Context, sample int64, sums, host View
 	}
 	v := tensor.New(tensor.F64, t.val.seqLen)
 	own, all := tensor.Data[float64](host), tensor.Data[float64](v)
-	for _, s := range b.layout.Spans(b.seqLen, t.val.size, t.val.rank) {
-		for i := range s.Len {
-			all[s.Start+i*s.Stride] = own[i]
-		}
-		own = own[s.Len:]
+	for n, at := range partition.Positions(b.layout.Spans(b.seqLen, t.val.size, t.val.rank)) {
+		all[at] = own[n]
 	}
 	return all, comm.Finish(ctx)(t.mesh.world.AllReduce(v, comm.Sum))
 }

@@ -193,7 +193,7 @@ func (t *Trainer) fromRank0(ctx context.Context, read func(context.Context) ([]b
 		return err
 	})
 	if err == nil {
-		text, err = checkpoint.Broadcast(ctx, group, text)
+		text, err = checkpoint.Broadcast(ctx, group, 0, text)
 	}
 	return text, err
 }

@@ -171,7 +171,7 @@ func (c changed) Load(sample int64, spans []partition.Span, ids, targets []int32
 	if err := c.samples.Load(sample, spans, ids, targets, positions); err != nil {
 		return err
 	}
-	row := slices.Index(positionsOf(spans), c.at)
+	row := slices.Index(partition.Positions(spans), c.at)
 	if row < 0 {
 		return nil
 	}
@@ -186,16 +186,6 @@ func (c changed) Load(sample int64, spans []partition.Span, ids, targets []int32
 	}
 	ids[row] = others[c.try+1]
 	return nil
-}
-
-// positionsOf lists the positions of rows.
-func positionsOf(spans []partition.Span) (list []int) {
-	for _, s := range spans {
-		for i := range s.Len {
-			list = append(list, s.Start+i*s.Stride)
-		}
-	}
-	return list
 }
 
 // kernels returns the kernels that attention has launched on this rank.
@@ -261,7 +251,7 @@ func (t *Trainer) places(sample int64, b *microBatch) (list []Probed) {
 	}
 	list = []Probed{{Position: first + docs[0]/2, Shard: -1}}
 	for rank := range t.train.size {
-		at := positionsOf(b.layout.Spans(b.seqLen, t.train.size, rank))
+		at := partition.Positions(b.layout.Spans(b.seqLen, t.train.size, rank))
 		at = slices.DeleteFunc(at, func(n int) bool { return n >= b.tokens })
 		if len(at) > 0 {
 			list = append(list, Probed{Position: at[len(at)/2], Shard: rank})
@@ -319,7 +309,7 @@ func (h *rowHashes) read(ctx context.Context, dev *Device, logits View) (rows []
 func (t *Trainer) differing(ctx context.Context, of *microBatch, a, b []uint64) (ranges [][2]int, err error) {
 	v := tensor.New(tensor.I64, of.seqLen)
 	flags := tensor.Data[int64](v)
-	for row, at := range positionsOf(of.layout.Spans(of.seqLen, t.train.size, t.train.rank)) {
+	for row, at := range partition.Positions(of.layout.Spans(of.seqLen, t.train.size, t.train.rank)) {
 		if a[row] != b[row] {
 			flags[at] = 1
 		}
@@ -344,7 +334,7 @@ func (t *Trainer) firstStep(ctx context.Context, v *Verified) (rows []int32, sca
 		rows = rows[:0]
 		k := 0 // samples of this rank so far
 		t.train.seen = func(b *microBatch, samples int, spans []partition.Span, ids []int32) {
-			at := positionsOf(spans)
+			at := partition.Positions(spans)
 			for i := range samples {
 				n := (k/size*t.mesh.dataSize+t.mesh.dataRank)*size + k%size
 				rows, k = appendRows(rows, n, b, at, ids, i*len(at)), k+1

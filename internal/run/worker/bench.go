@@ -74,8 +74,7 @@ func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Calibrate != nil:
 		s := task.Calibrate
-		o.Backend, o.Deterministic = s.Backend, s.Deterministic
-		o.Workspace = s.Workspace(backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN))
+		o.Backend, o.Workspace = s.Backend, s.Workspace()
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Ops != nil:
 		o.Compute, err = bench.DType(task.Ops.DType, cpu)
