@@ -28,6 +28,17 @@ func generated(t *testing.T, args ...string) string {
 }
 
 // A run, its export and the checkpoint of a step generate the same text for each source of the prompt.
+// Matrices that a family joins in files are read from there.
+func TestGenerateFromJoinedMatrices(t *testing.T) {
+	dir, hf := filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "hf")
+	must(t, "--run-dir", dir, "--set", "model.architecture=phi3", small(t, 4))
+	must(t, "export", dir, "--to", hf, "--dtype", "fp32")
+	want := generated(t, dir, "--prompt", "Four score", "--max-tokens", "20")
+	if got := generated(t, hf, "--prompt", "Four score", "--max-tokens", "20"); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestGenerate(t *testing.T) {
 	_, dir := trained(t)
 	hf := filepath.Join(t.TempDir(), "hf")

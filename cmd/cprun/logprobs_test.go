@@ -243,6 +243,8 @@ func TestLogProbs(t *testing.T) {
 		{"cprun: --data: no file none.jsonl", []string{"--data", "none.jsonl"}},
 		{"the longest record needs 3000", []string{"--logprobs", path, "--set", "data.seq_len=100"}},
 		{"no records", []string{"--logprobs", empty}},
+		{"eval sets it", []string{"--logprobs", path, "--set", "data.validation.every=0"}},
+		{"eval sets it", []string{"--data", path, "--set", "data.path=" + messages}},
 		{"needs parallel.data: 1", []string{"--logprobs", path, "--nproc", "2", "--set", "parallel.data=2", "--set",
 			"train.global_batch_size=2"}},
 		{"needs data.pack_documents: true", []string{"--logprobs", path, "--set",
@@ -252,5 +254,25 @@ func TestLogProbs(t *testing.T) {
 			!strings.Contains(stderr, c.want) {
 			t.Errorf("%q: exit status %d, want 2 and %q:\n%s", c.args, code, c.want, stderr)
 		}
+	}
+}
+
+// Samples are as long as the records of the template that --set names.
+func TestLogProbsOfAnotherTemplate(t *testing.T) {
+	const chat = "../../internal/model/data/testdata/chat"
+	dir, work := filepath.Join(t.TempDir(), "run"), t.TempDir()
+	must(t, "--run-dir", dir, "--set", "model.vocab_size=422", "--set", "data.tokenizer="+chat, "--set",
+		"data.seq_len=64", small(t, 2))
+	records, template := filepath.Join(work, "m.jsonl"), filepath.Join(work, "long.jinja")
+	const record = `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`
+	const long = "{% for m in messages %}{{ m['role'] + m['content'] * 300 + '\n' }}{% endfor %}"
+	if err := errors.Join(os.WriteFile(records, []byte(record), 0o666), os.WriteFile(template, []byte(long),
+		0o666)); err != nil {
+		t.Fatal(err)
+	}
+	stdout, _ := must(t, "eval", dir, "--logprobs", records, "--set", "data.chat_template="+template)
+	var got struct{ IDs []int }
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || len(got.IDs) < 300 {
+		t.Errorf("%d ids, %v", len(got.IDs), err)
 	}
 }

@@ -100,7 +100,7 @@ func (o *EvalOptions) checkLogProbs() error {
 func (o *EvalOptions) sizeRecords(ctx context.Context, name, base string, set []string) (sized []string, longest int,
 	err error) {
 	set = append(set, "data.pack_documents=true", "data.overlong=drop", "parallel.data=1")
-	cfg, err := config.Parse(name, []byte(base), config.Options{Set: set})
+	cfg, err := config.Parse(name, []byte(base), config.Options{Set: slices.Concat(set, o.Set)})
 	if err != nil {
 		return nil, 0, o.once(err)
 	}
@@ -117,6 +117,11 @@ func (o *EvalOptions) sizeRecords(ctx context.Context, name, base string, set []
 func (o *EvalOptions) prepare(
 	ctx context.Context, path string, ranks int, device string, e *evaluation, task *job.Train,
 ) (cfg *config.Config, notes []string, err error) {
+	for _, s := range o.Set {
+		if key, _, _ := strings.Cut(s, "="); key == "data.path" || strings.HasPrefix(key, "data.validation") {
+			return nil, nil, inputf("--set %s: eval sets it; use --data, --logprobs and --samples", terminal.Name(s))
+		}
+	}
 	name, base, set, err := o.base(ctx, path, e, task, &notes)
 	if err != nil {
 		return nil, nil, err

@@ -104,6 +104,10 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 // adapter writes the adapter of a run.
 func (o *ExportOptions) adapter(cfg *config.Config, c *checkpoint.Checkpoint,
 	read func(hf.Tensor, int64, []float32) error) error {
+	if w := cfg.Model.Wrapper; w != "" {
+		return inputf("peft names the layers of a %s in another way, and would ignore the adapter of its text model; add "+
+			"--merge, which writes the whole model", w)
+	}
 	dtype, list := safetensors.F32, cfg.Model.Adapters()
 	if t, ok := exportTypes[o.DType]; ok {
 		dtype = t

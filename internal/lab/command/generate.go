@@ -344,7 +344,7 @@ func sourceOfModel(path string) (*source, error) {
 		w.notes = append(w.notes, caveat)
 	}
 	w.read = func(_ context.Context, p model.Param, dst []float32) error {
-		return weights.Read(hf.Tensor{Name: p.Name, Shape: p.Shape}, dst, 0)
+		return weights.Read(p.Tensor, dst, 0)
 	}
 	return w, nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -86,6 +87,22 @@ var (
 	defaultKeys = []string{keyPositions, "special_tokens_mask", "token_type_ids"}
 )
 
+// escapes matches an escape of JSON, and its code in UTF-16 unless it is a whole pair.
+var escapes = regexp.MustCompile(`\\(?:[^u]|u[dD][89abAB]..\\u[dD][c-fC-F]|u(..))`)
+
+// halfPair reports whether a line of JSON has half of a surrogate pair.
+func halfPair(line []byte) bool {
+	if !bytes.Contains(line, []byte(`\ud`)) && !bytes.Contains(line, []byte(`\uD`)) {
+		return false
+	}
+	for _, m := range escapes.FindAllSubmatch(line, -1) {
+		if code := m[1]; len(code) > 0 && code[0]|' ' == 'd' && code[1] > '7' {
+			return true
+		}
+	}
+	return false
+}
+
 // fields returns the values of a line by key; nil for a blank line. It refuses unread keys that look like a choice of
 // targets. A null value counts as absent, except of text and input_ids.
 func fields(line []byte, ignored *Keys) (map[string]json.RawMessage, error) {
@@ -93,8 +110,8 @@ func fields(line []byte, ignored *Keys) (map[string]json.RawMessage, error) {
 	if len(line) == 0 {
 		return nil, nil
 	}
-	if !utf8.Valid(line) { // the JSON parser would silently insert U+FFFD
-		return nil, errors.New("not UTF-8")
+	if !utf8.Valid(line) || halfPair(line) { // the JSON parser would silently insert U+FFFD
+		return nil, errors.New("not UTF-8, or an escape with half of a surrogate pair")
 	}
 	// A struct would also accept "Text" or "TEXT".
 	var keys map[string]json.RawMessage

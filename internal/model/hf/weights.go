@@ -301,6 +301,18 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 		}
 	}
 	untied := slices.ContainsFunc(want, func(t Tensor) bool { return t.Name == head })
+	if w.where[head] != nil && !untied && len(out) == 0 {
+		if at := slices.IndexFunc(want, func(t Tensor) bool { return t.Name == f.Tensors[Embedding] }); at >= 0 {
+			same, err := w.equal(want[at], head)
+			if err != nil {
+				return err
+			}
+			if !same {
+				out = append(out, fmt.Sprintf("%q differs from %q, to which the model ties it: set model.tie_word_embeddings "+
+					"to false, or remove the tensor", head, want[at].Name))
+			}
+		}
+	}
 	if len(missing) > 0 && w.where[head] == nil && untied {
 		out = append(out, fmt.Sprintf(
 			"if the model has no output matrix %q of its own, set model.tie_word_embeddings to "+
@@ -310,6 +322,22 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 		return nil
 	}
 	return fmt.Errorf("model directory %s: %s", w.path, strings.Join(out, "\n  "))
+}
+
+// equal reports whether a tensor of another name has the same elements.
+func (w *Weights) equal(t Tensor, name string) (bool, error) {
+	const piece = 1 << 20
+	other := Tensor{Name: name, Shape: t.Shape}
+	for off, n := int64(0), int64(t.Size()); off < n; off += piece {
+		a, b := make([]float32, min(piece, n-off)), make([]float32, min(piece, n-off))
+		if err := errors.Join(w.Read(t, a, off), w.Read(other, b, off)); err != nil {
+			return false, err
+		}
+		if !slices.Equal(a, b) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 const maxNames = 3

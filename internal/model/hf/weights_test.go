@@ -226,6 +226,29 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 	}
 }
 
+// The head of a tied model may be in its files, if it equals the embeddings.
+func TestATiedHeadEqualsTheEmbeddings(t *testing.T) {
+	want := []Tensor{{Name: "model.embed_tokens.weight", Shape: []int{2, 2}}}
+	for _, last := range []float32{4, 5} {
+		dir := t.TempDir()
+		err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, []safetensors.Entry{
+			safetensors.Floats("model.embed_tokens.weight", safetensors.F32, []int{2, 2}, []float32{1, 2, 3, 4}),
+			safetensors.Floats("lm_head.weight", safetensors.F32, []int{2, 2}, []float32{1, 2, 3, last})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := OpenWeights(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = w.Check(families[Llama], want)
+		if tied := last == 4; tied != (err == nil) || !tied && !strings.Contains(err.Error(), "model.tie_word_embeddings") {
+			t.Errorf("the last elements are 4 and %v: %v", last, err)
+		}
+		w.Close()
+	}
+}
+
 // Of hundreds of wrong tensors the error names the first and counts the rest.
 func TestManyWrongTensors(t *testing.T) {
 	dir := t.TempDir()

@@ -90,7 +90,7 @@ func (f *finder) each(p piece, token func(id int32, from, to int), stretch func(
 			}
 		}
 		if t.LStrip {
-			from = len(strings.TrimRightFunc(p.text[:from], isSpace))
+			from = max(done, len(strings.TrimRightFunc(p.text[:from], isSpace)))
 		}
 		if t.RStrip {
 			to = len(p.text) - len(strings.TrimLeftFunc(p.text[to:], isSpace))

@@ -121,8 +121,10 @@ func TestAddedTokensStripSpaces(t *testing.T) {
 	tok := parse(t, []byte(`{"model":{"type":"BPE","vocab":{"a":0," ":1},"merges":[]},"added_tokens":[`+
 		`{"id":2,"content":"<l>","single_word":false,"lstrip":true,"rstrip":false,"normalized":false,"special":true},`+
 		`{"id":3,"content":"<r>","single_word":false,"lstrip":false,"rstrip":true,"normalized":false,"special":true},`+
-		`{"id":4,"content":"<n>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}]}`))
+		`{"id":4,"content":"<n>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true},`+
+		`{"id":5,"content":"\t","single_word":false,"lstrip":true,"rstrip":true,"normalized":false,"special":true}]}`))
 	for text, want := range map[string]string{
+		"a\t \ta": "[0 5 0]", "a \t\t": "[0 5]",
 		"a  <l>  a": "[0 2 1 1 0]", "a  <r>  a": "[0 1 1 3 0]", "a  <n>  a": "[0 1 1 4 1 1 0]",
 		"<r>  <l>a": "[3 2 0]", "<l>  <r>  ": "[2 1 1 3]", "  <l>": "[2]", "<r>  ": "[3]", "<n>  <l>  <l>": "[4 2 2]",
 	} {
