@@ -96,9 +96,11 @@ def text(way):
     return f"{algorithm}{extra}, {layout}, {backend}"
 
 
-def ways_flags(way):
+def ways_flags(cell, way):
     layout, algorithm, inner, heads, gather, backend = way
-    flags = ["--layout", layout, "--algorithm", algorithm, "--backend", backend, "--gather", gather or "beside"]
+    flags = ["--layout", layout, "--algorithm", algorithm, "--backend", backend]
+    if algorithm == "allgather" or cell.mask == "window":
+        flags += ["--gather", gather or "beside"]
     return flags + (["--ulysses-degree", str(inner)] if inner else []) + (["--gather-heads", str(heads)] if heads else [])
 
 
@@ -181,7 +183,7 @@ def measure(args, cell, folder):
     for turn in range(0 if args.grid == "cpu" else args.rounds):
         for way in rotated(list(ways), turn):
             try:
-                ways[way]["rounds"].append(seconds(bench(args, flags + ways_flags(way) + pace, folder)))
+                ways[way]["rounds"].append(seconds(bench(args, flags + ways_flags(cell, way) + pace, folder)))
             except (RuntimeError, subprocess.TimeoutExpired) as fault:
                 print(f"  {text(way)}: {fault}", file=sys.stderr)
     return {"cell": cell.name(), "auto": text(auto), "load": load, "turns": args.rounds, "machine": report["machine"], "version": report["version"], "date": report["date"],

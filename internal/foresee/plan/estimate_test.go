@@ -85,7 +85,8 @@ func TestEstimatesOfMeasuredSteps(t *testing.T) {
 				*p.Estimate.Parts)
 		}
 	}
-	for _, c := range []measured{{1, "32K", 2.461, flash}, {4, "32K", 0.639, flash}, {4, "128K", 6.140, flash}} {
+	for _, c := range []measured{{1, "32K", 2.461, flash}, {4, "32K", 0.639, flash}, {4, "128K", 6.140, flash},
+		{4, "512K", 80.24, flash}} {
 		check("h100", c)
 	}
 	for _, c := range []measured{
