@@ -58,6 +58,9 @@ func TestAdaptersEndToEnd(t *testing.T) {
 		t.Errorf("it printed\n%s\nwant %s", out, loss)
 	}
 
+	refused(t, in("run"), []string{"of another model", "lora.r is 4"}, append(run, "--set",
+		"lora={r: 8, targets: [q_proj, down_proj]}", small(t, 6))...)
+
 	weights := filepath.Join(in("base"), "model.safetensors")
 	bytes, err := os.ReadFile(weights)
 	if err != nil {

@@ -118,6 +118,7 @@ func allSkipped(reasons []string) (lines []string) {
 var (
 	// freeKeys do not change the model's results; dataKeys select the tokens of each sample.
 	freeKeys = []string{"model.from", "model.initializer_range", "model.max_position_embeddings"}
+	loraKeys = []string{"lora.r", "lora.alpha", "lora.rslora"} // Fits compares the targets, which may be auto
 	dataKeys = []string{"data.path", "data.format", "data.tokenizer", "data.chat_template", "data.train_on",
 		"data.seq_len", "data.shuffle", "data.pack_documents", "data.overlong", "data.eos_token_id", "data.seed",
 		"train.global_batch_size"}
@@ -139,7 +140,7 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err 
 			moved = append(moved, line)
 		case d.Key == "train.steps" || d.Key == "optimizer.lr" || strings.HasPrefix(d.Key, "lr_schedule."):
 			paced = append(paced, fmt.Sprintf("%s %s -> %s", d.Key, d.Old, d.New))
-		case d.Key == "lora.alpha" || d.Key == "lora.rslora": // Fits compares the others
+		case slices.Contains(loraKeys, d.Key):
 			faults = append(faults, line)
 		case strings.HasPrefix(d.Key, "model.") && !slices.Contains(freeKeys, d.Key) &&
 			!alike(d.Key, &was.Model.Config, &cfg.Model.Config):
