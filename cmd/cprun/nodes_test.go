@@ -170,3 +170,13 @@ func TestTasksWithoutRunDir(t *testing.T) {
 		}
 	}
 }
+
+// An operator states the processes of a job of one node too.
+func TestProcessesOfOneNode(t *testing.T) {
+	t.Setenv("PET_NPROC_PER_NODE", "2")
+	dir := t.TempDir()
+	must(t, "--run-dir", dir, small(t, 1))
+	if logs, err := filepath.Glob(filepath.Join(dir, "logs", "rank-*.log")); err != nil || len(logs) != 2 {
+		t.Errorf("logs %v, %v: want 2", logs, err)
+	}
+}

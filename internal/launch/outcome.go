@@ -243,8 +243,8 @@ func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
 		return cause + " (not by cprun: likely the kernel's out-of-memory killer, or a user)",
 			"dmesg names the processes that the kernel has killed; cprun plan shows the memory that a rank needs"
 	case sig == unix.SIGBUS:
-		return cause + " (a mapped file was cut short, or a file system is full)",
-			"check free space on /dev/shm and of the data's file system"
+		return cause + " (a file system in memory is full, or a mapped file was cut short)",
+			"check free space on /dev/shm"
 	case sig == unix.SIGSEGV || sig == unix.SIGILL || sig == unix.SIGABRT || sig == unix.SIGFPE:
 		return cause + " (a crash in native code)", "the stack is in its log; please report it"
 	case sig == unix.SIGXCPU:

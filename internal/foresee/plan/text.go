@@ -42,7 +42,7 @@ func (p *Plan) Summary(w io.Writer, columns int, data []string) error {
 	var b strings.Builder
 	m, e, pt := &p.Memory, &p.Estimate, &p.Partition
 	if len(p.Refused) > 0 {
-		b.WriteString("cannot run on this machine: the last lines say why\n")
+		b.WriteString("cannot run as it is: the last lines say why\n")
 	}
 	b.WriteString(terminal.Wrap(p.verdict()+"\n", columns, 2) + "\n")
 	if e.Parts != nil {

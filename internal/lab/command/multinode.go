@@ -372,6 +372,9 @@ func (o *Options) place() (place.Placement, error) {
 	if err != nil {
 		return at, &InputError{err}
 	}
+	if !at.Several() && at.Workers > 0 {
+		o.NProc = strconv.Itoa(at.Workers)
+	}
 	if o.show() != launch.ShowNone {
 		for _, note := range at.Notes {
 			o.printer().Note(note)

@@ -90,7 +90,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 		return 0, &InputError{refusal}
 	}
 	for _, line := range p.Refused {
-		fmt.Fprintln(o.Stderr, "cannot run on this machine: "+line)
+		fmt.Fprintln(o.Stderr, "cannot run as it is: "+line)
 	}
 	return 0, nil
 }

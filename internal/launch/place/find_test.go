@@ -356,6 +356,11 @@ var found = []struct {
 		want:  "alone  rank 0 of 1:1 workers 0 local 0 of 1 here",
 	},
 	{
+		name: "processes of one node", env: "PET_NNODES=1 PET_NODE_RANK=0 PET_NPROC_PER_NODE=2 PET_MASTER_ADDR=h",
+		flags: func(f *Flags) { f.Rendezvous = "h:29400" },
+		want:  "alone  rank 0 of 1:1 workers 2 local 0 of 1 here",
+	},
+	{
 		name: "processes by flag", env: trainer + "PET_NPROC_PER_NODE=4",
 		flags: func(f *Flags) { f.NProc = 2 },
 		want: "kubernetes kubernetes:job-node-0-0.job:29400 rank 2 of 3:3 workers 0 local 0 of 1 here at " +

@@ -22,11 +22,13 @@ func (e *env) placeNode(want request) Placement {
 		}
 		if want.Nodes == "" {
 			e.refuseHalf()
+			e.refuseNode(want, asked)
 		}
 		if e.has("JOB_COMPLETION_INDEX") && want.Nodes == "" {
 			p.note("%s, and nothing says how many pods train together: this pod trains alone. To train on all, pass "+
 				"--nnodes N and --rendezvous HOST:PORT", e.show("JOB_COMPLETION_INDEX"))
 		}
+		p.Workers = e.processes(want)
 		return p
 	}
 	p.Source, p.MinAgents, p.MaxAgents = asked.source, asked.least, asked.most
@@ -43,6 +45,19 @@ func (e *env) placeNode(want request) Placement {
 	p.Rendezvous = addr
 	p.Job = p.Source + ":" + addr
 	return p
+}
+
+// refuseNode refuses what says that there are several nodes where nothing says how many: each would train alone.
+func (e *env) refuseNode(want request, asked nodeRequest) {
+	for _, name := range []string{"PET_NODE_RANK", "NODE_RANK"} {
+		if e.optional(name) > 0 {
+			e.fail("%s: there is one node; pass --nnodes N with the number of nodes, or --nnodes 1 to train alone",
+				e.show(name))
+		}
+	}
+	if want.Rendezvous != "" && asked.least == 0 {
+		e.fail("--rendezvous %s: nothing says how many nodes meet; also pass --nnodes N with their number", want.Rendezvous)
+	}
 }
 
 // requestedNodes returns the number of nodes from the flag, or from the first variable with one. RANK and WORLD_SIZE

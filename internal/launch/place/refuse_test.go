@@ -229,6 +229,16 @@ var refused = []struct {
 		env:  "NNODES=2 MASTER_ADDR=h",
 		want: []string{"which node this is", "--node-rank", "NODE_RANK"},
 	},
+	{name: "a node of no number", env: "NODE_RANK=1 MASTER_ADDR=h", want: []string{"NODE_RANK=1", "--nnodes N"}},
+	{
+		name:  "a rendezvous of no number",
+		flags: func(f *Flags) { f.Rendezvous = "job-0.job:29400" },
+		want:  []string{"--rendezvous job-0.job:29400", "--nnodes N"},
+	},
+	{
+		name: "a node beyond one", env: "PET_NNODES=1 PET_NODE_RANK=1 PET_MASTER_ADDR=h",
+		want: []string{"PET_NODE_RANK=1", "one node"},
+	},
 	{
 		name: "a rank beyond the nodes",
 		env:  "NNODES=2 MASTER_ADDR=h NODE_RANK=2",

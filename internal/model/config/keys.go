@@ -211,7 +211,8 @@ var runKeys = []key{
 	{path: "train.deterministic", def: "false", doc: "the same config on as many ranks gives the same bits"},
 	{path: "train.freeze", def: "[]", at: func(c *Config) any { return &c.Model.Tuning.Freeze },
 		doc: "globs over names of parameters, such as `[\"model.embed_tokens.*\"]`: these have no gradients and no " +
-			"state of the optimizer, and keep their values"},
+			"state of the optimizer, and keep their values; with lora `[\"base_model.*.layers.0.*\"]`, as only adapters " +
+			"train"},
 	{path: "train.early_stop.patience", def: "0",
 		doc: "validations in a row without a loss that is lower by more than min_delta than the lowest before, after " +
 			"which the run ends; 0: off; needs data.validation"},
@@ -285,7 +286,7 @@ var runKeys = []key{
 	{path: "parallel.deadline", def: "auto", word: "auto", least: time.Second,
 		at: func(c *Config) any { return &c.Parallel.Deadline },
 		doc: "how long a rank may stall before the others name it and end the run; auto: 5m, later 20 times the " +
-			"longest step, from 2m to 5m"},
+			"longest step, from 2m to 5m, and at least 5 times that step"},
 
 	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "reference", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Backend },

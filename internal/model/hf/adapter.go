@@ -115,8 +115,9 @@ func (c *Config) CheckTuning() (faults []Fault) {
 		faults = append(faults, Fault{key, fmt.Sprintf(format, args...)})
 	}
 	base := c.Tensors()
-	all := slices.Concat(base, c.Adapters())
+	trained := base
 	if l := c.Tuning.LoRA; l != nil {
+		trained = c.Adapters()
 		for _, target := range l.Targets {
 			if !slices.ContainsFunc(base, func(t Tensor) bool { return linears(t) && namesModule(target, moduleOf(t)) }) {
 				add("lora.targets", "%.255q names no linear layer of the blocks; %s has %s", target, c.Architecture,
@@ -127,11 +128,12 @@ func (c *Config) CheckTuning() (faults []Fault) {
 	for _, glob := range c.Tuning.Freeze {
 		if _, err := path.Match(glob, ""); err != nil {
 			add("train.freeze", "%.255q is not a glob: %v", glob, err)
-		} else if !slices.ContainsFunc(all, func(t Tensor) bool { ok, _ := path.Match(glob, t.Name); return ok }) {
-			add("train.freeze", "%.255q matches no parameter; names are such as %s", glob, base[1].Name)
+		} else if !slices.ContainsFunc(trained, func(t Tensor) bool { ok, _ := path.Match(glob, t.Name); return ok }) {
+			name := slices.Concat(trained, base)[1].Name
+			add("train.freeze", "%.255q matches no parameter that trains; names are such as %s", glob, name)
 		}
 	}
-	if len(faults) == 0 && !slices.ContainsFunc(all, func(t Tensor) bool { return !c.Frozen(t) }) {
+	if len(faults) == 0 && !slices.ContainsFunc(trained, func(t Tensor) bool { return !c.Frozen(t) }) {
 		add("train.freeze", "it leaves no parameter to train; remove a glob")
 	}
 	return faults
