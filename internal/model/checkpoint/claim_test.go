@@ -47,14 +47,14 @@ func TestClaim(t *testing.T) {
 	if got := claim("other", 8, ""); !strings.Contains(got, ErrSuperseded.Error()) {
 		t.Errorf("a decision of another job: %s", got)
 	}
-	if _, err := NewSaver(world(1)[0], Options{Dir: dir, RunID: "r", Locked: true,
+	if _, err := NewSaver(world(1)[0], Options{Dir: dir, RunID: "r",
 		Start: Start{Job: "mine", First: 5, Generation: 6, Claimed: true}}); !errors.Is(err, ErrSuperseded) {
 		t.Errorf("workers of an older decision: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir.Name(), ".generation-00000007.tmp-1"), nil, 0o600); err != nil {
 		t.Fatal(err) // of a launcher that was killed before it published
 	}
-	s, err := NewSaver(world(1)[0], Options{Dir: dir, RunID: "r", Locked: true,
+	s, err := NewSaver(world(1)[0], Options{Dir: dir, RunID: "r",
 		Start: Start{Job: "mine", First: 5, Generation: 7, Claimed: true}})
 	if err != nil {
 		t.Fatalf("workers of the newest decision: %v", err)

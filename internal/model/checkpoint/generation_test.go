@@ -12,12 +12,11 @@ import (
 	"testing"
 )
 
-// beginner returns a saver of one rank that assumes its launcher holds the lock.
+// beginner returns a saver of one rank.
 func beginner(t *testing.T, dir, run string, generation int64) *fleet {
 	t.Helper()
 	params, ranges := small(1)
-	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: run, Start: Start{Generation: generation},
-		Locked: true})
+	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: run, Start: Start{Generation: generation}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,8 +80,7 @@ func TestGenerations(t *testing.T) {
 	}
 	for generation, want := range map[int64]string{2: "number 3, by job first",
 		3: "generation 3 has been taken by job first"} {
-		_, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "other", Start: Start{Generation: generation},
-			Locked: true})
+		_, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "other", Start: Start{Generation: generation}})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("a start with number %d: %v, want %q", generation, err, want)
 		}
@@ -126,7 +124,7 @@ func TestJobsDoNotFight(t *testing.T) {
 	begin := func(job string, first, restart int64) error {
 		s, err := NewSaver(world(1)[0], Options{
 			Dir: rooted(dir), RunID: fmt.Sprintf("%s-%d", job, restart),
-			Start: Start{Job: job, First: first, Generation: first + restart}, Locked: true,
+			Start: Start{Job: job, First: first, Generation: first + restart},
 		})
 		if err == nil {
 			err = s.Close()

@@ -18,7 +18,7 @@ import (
 // Options configure a Saver.
 type Options struct {
 	// Dir is the run's checkpoints directory, on a file system that all ranks share. The caller owns it, and closes it
-	// after Close.
+	// after Close. The launcher holds its Lock.
 	Dir *os.Root
 	// RunID identifies this attempt of the run, so that a later one can clean up. It is the same on all ranks and
 	// differs between attempts. Letters, digits, '-' and '_'.
@@ -29,8 +29,6 @@ type Options struct {
 	Async bool
 	// Start identifies this start of the run, the same on all ranks.
 	Start Start
-	// Locked: the launcher of this process holds the lock of Dir.
-	Locked bool
 	// Beat is the interval at which a busy rank informs the others, 2 seconds by default. The group's deadline must be
 	// longer.
 	Beat time.Duration
@@ -73,7 +71,6 @@ type Saver struct {
 	group   ranks
 	dir     store      // o.Dir, reopened
 	fence   fence      // of this start, on rank 0
-	lock    *os.File   // rank 0 holds it until Close
 	pending chan error // result of the background save; nil for none
 
 	released bool
@@ -90,8 +87,7 @@ var Disk = func(w io.Writer) io.Writer { return w }
 
 var runIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// NewSaver prepares the directory. On rank 0 it takes the directory's lock, so that two runs cannot write there at
-// once, and removes incomplete files of ended runs.
+// NewSaver prepares the directory. On rank 0 it removes incomplete files of ended runs.
 //
 // The group must be a separate communicator, since saves run during training steps. Its calls end with ctx, or when a
 // peer is lost.
@@ -109,12 +105,7 @@ func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 	}
 	s := newSaver(group, o, dir)
 	if group.Rank() == 0 {
-		if !o.Locked {
-			s.lock, err = Lock(o.Dir, o.Start.Job)
-		}
-		if err == nil {
-			err = s.begin()
-		}
+		err = s.begin()
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("checkpoints: %w", withFix(err)), s.Close())
@@ -196,23 +187,19 @@ func (s *Saver) Leave(d time.Duration) (ended bool, err error) {
 	}
 }
 
-// Close waits for the save in the background and releases the directory.
+// Close waits for the save in the background and closes the directory.
 func (s *Saver) Close() error {
 	return errors.Join(s.Wait(), s.release())
 }
 
-// release closes the directories and the lock, once. If a write hangs, it leaves them to the end of the process: the
-// write may continue and still use them.
+// release closes the directory, once. If a write hangs, it leaves it to the end of the process: the write may continue
+// and still use it.
 func (s *Saver) release() error {
 	if s.released || s.hung {
 		return nil
 	}
 	s.released = true
-	err := s.dir.Close()
-	if s.lock != nil {
-		err = errors.Join(err, s.lock.Close())
-	}
-	return err
+	return s.dir.Close()
 }
 
 // tmpName returns the name of a step's directory before its commit.

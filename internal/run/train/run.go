@@ -32,7 +32,6 @@ type Options struct {
 	NoSave bool // write no checkpoint
 	Frozen bool // evaluate only: no gradients and moments
 	Whole  int  // tokens of a sample, if data.seq_len is a prefix
-	Locked bool // the launcher holds the lock on the checkpoints
 	// Start numbers this start of the run directory; the zero value means the next one.
 	Start Start
 
@@ -199,7 +198,7 @@ func (r *run) open(ctx context.Context) (err error) {
 	}
 	c := r.cfg.Checkpoint
 	r.saver, err = checkpoint.NewSaver(r.mesh.saves, checkpoint.Options{
-		Dir: r.dirs.checkpoints, RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async, Locked: r.opts.Locked,
+		Dir: r.dirs.checkpoints, RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async,
 		Beat:  beat(r.cfg),
 		Start: r.opts.Start,
 		Warn:  func(err error) { r.opts.notice(err.Error()) },

@@ -82,7 +82,7 @@ func (p *process) train(ctx context.Context, s *session) (err error) {
 	o.RunDir, o.RunID, o.Version = s.RunDir, fmt.Sprintf("%s-%d", p.RunID, o.Start.Generation), s.Version
 	o.ConfigYAML = string(s.cfg.YAML())
 	// The launcher chose the first checkpoint. A restart resumes from the run's own.
-	o.Resume, o.From, o.Locked = p.Restart > 0, s.From, true
+	o.Resume, o.From = p.Restart > 0, s.From
 	o.Stop, o.NoSave = p.Stop(), s.NoSave
 	p.stopped, err = train.Run(ctx, s.cfg, s.dev, s.world, o)
 	return err
