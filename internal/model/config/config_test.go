@@ -111,7 +111,7 @@ func TestLoadUnreadable(t *testing.T) {
 
 func TestManyFaults(t *testing.T) {
 	_, err := load("train.yaml", []byte(leastModel+"data: {path: a.txt}\n"+strings.Repeat("? x\n: 1\n", 300)),
-		Options{NoFiles: true}, osDisk{})
+		Options{NoFiles: true}, osDisk)
 	var list Errors
 	if !errors.As(err, &list) || len(list) != maxFaults+1 || !strings.HasPrefix(list[maxFaults].Msg, "200 more") {
 		t.Errorf("got %d faults, the last %v", len(list), list[len(list)-1])
@@ -167,7 +167,7 @@ func TestResolve(t *testing.T) {
 			"precision.grad_wire: bf16 needs ranks that sum parts of the gradients"},
 	}
 	for _, tt := range tests {
-		c, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\n"+tt.yaml), Options{NoFiles: true}, osDisk{})
+		c, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\n"+tt.yaml), Options{NoFiles: true}, osDisk)
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
@@ -218,7 +218,7 @@ func TestIdleValuesAreReported(t *testing.T) {
 		{"memory", "reserve: auto", "cpu", 1, ""},
 	} {
 		cfg, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\n"+c.section+": {"+c.value+"}"),
-			Options{NoFiles: true, Ranks: c.ranks, Device: c.device}, osDisk{})
+			Options{NoFiles: true, Ranks: c.ranks, Device: c.device}, osDisk)
 		if err != nil {
 			t.Fatal(err)
 		}

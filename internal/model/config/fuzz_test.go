@@ -11,47 +11,43 @@ import (
 	"github.com/cprun/cprun/internal/model/hf"
 )
 
-// A memDisk is an in-memory file system, so that fuzzed configs do not walk the real one.
-type memDisk map[string]*hf.Config // files by path, nil; directories with their model
-
-func (d memDisk) isDir(path string) bool  { return d[path] != nil }
-func (d memDisk) isFile(path string) bool { c, ok := d[path]; return ok && c == nil }
-func (d memDisk) workDir() string         { return "/work" }
-
-func (d memDisk) glob(pattern string) (matches []string, err error) {
-	for path := range d {
-		ok, err := filepath.Match(pattern, path)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
-			matches = append(matches, path)
-		}
-	}
-	return matches, nil
-}
-
-func (d memDisk) kind(path, format string) string { return "" }
-func (d memDisk) eos(dir string) (int, error)     { return -1, nil }
-
-func (d memDisk) readAdapter(string) (*hf.LoRA, error) { return &hf.LoRA{R: 4, Alpha: 8}, nil }
-
-func (d memDisk) readConfig(dir string) (*hf.Config, error) {
-	c := *d[dir]
-	return &c, nil
-}
-
-func fuzzDisk() memDisk {
+// fuzzDisk returns an in-memory file system, so that fuzzed configs do not walk the real one.
+func fuzzDisk() disk {
 	model := &hf.Config{Architecture: "llama", VocabSize: 256, HiddenSize: 64, IntermediateSize: 160,
 		NumHiddenLayers:   2,
 		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 16, RopeTheta: 10000, RMSNormEps: 1e-5,
 		MaxPositionEmbedding: 1024,
 		InitializerRange:     0.02, LayerTypes: []string{},
 		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2, OriginalMax: 512}}
-	return memDisk{"/work/hf": model, "/cfg/hf": model, "/cfg/text.txt": nil, "/cfg/tokens.bin": nil,
+	// Files by path, nil; directories with their model.
+	tree := map[string]*hf.Config{"/work/hf": model, "/cfg/hf": model, "/cfg/text.txt": nil, "/cfg/tokens.bin": nil,
 		"/work/tokens.bin":  nil,
 		"/cfg/corpus/a.txt": nil, "/cfg/corpus/b.jsonl": nil, "/cfg/megatron/m.bin": nil, "/cfg/megatron/m.idx": nil,
 		"/cfg/odd[1].txt": nil}
+	return disk{
+		isDir:  func(path string) bool { return tree[path] != nil },
+		isFile: func(path string) bool { c, ok := tree[path]; return ok && c == nil },
+		glob: func(pattern string) (matches []string, err error) {
+			for path := range tree {
+				ok, err := filepath.Match(pattern, path)
+				if err != nil {
+					return nil, err
+				}
+				if ok {
+					matches = append(matches, path)
+				}
+			}
+			return matches, nil
+		},
+		kind:        func(path, format string) (string, error) { return "", nil },
+		workDir:     func() (string, error) { return "/work", nil },
+		eos:         func(dir string) (int, error) { return -1, nil },
+		readAdapter: func(string) (*hf.LoRA, error) { return &hf.LoRA{R: 4, Alpha: 8}, nil },
+		readConfig: func(dir string) (*hf.Config, error) {
+			c := *tree[dir]
+			return &c, nil
+		},
+	}
 }
 
 // FuzzLoad checks, for any file and flag, that Load returns faults or a valid config that survives a round trip.

@@ -57,7 +57,7 @@ func TestRecordsDecideHowDocumentsArePacked(t *testing.T) {
 		{"path: dir", "", false, false, "dir is a directory; write a glob"},
 	} {
 		text := leastModel + "data: {tokenizer: bytes, " + tc.data + "}\n"
-		c, err := load(filepath.Join(dir, "t.yaml"), []byte(text), Options{}, osDisk{})
+		c, err := load(filepath.Join(dir, "t.yaml"), []byte(text), Options{}, osDisk)
 		if tc.fault != "" {
 			if err == nil || !strings.Contains(err.Error(), tc.fault) {
 				t.Errorf("%s: %v, want %q", tc.data, err, tc.fault)

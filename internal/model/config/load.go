@@ -52,14 +52,14 @@ func Load(path string, opts Options) (*Config, error) {
 	if err != nil {
 		return nil, Errors{{File: path, Msg: fmt.Sprintf("the config cannot be read: %v", err)}}
 	}
-	return load(path, text, opts, osDisk{})
+	return load(path, text, opts, osDisk)
 }
 
 // Parse loads a text instead of a file, such as the resolved config of another process. Errors have the name; relative
 // paths start at its directory.
 func Parse(name string, text []byte, opts Options) (*Config, error) {
 	opts.kept = true
-	return load(name, text, opts, osDisk{})
+	return load(name, text, opts, osDisk)
 }
 
 type loader struct {

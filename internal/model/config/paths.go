@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,49 +18,30 @@ import (
 )
 
 // A disk is the file system during loading. Fuzz tests replace it.
-type disk interface {
-	isDir(path string) bool
-	isFile(path string) bool
-	glob(pattern string) ([]string, error)
-	kind(path, format string) string // data.Kind; "" if it cannot be read
-	workDir() string
-	readConfig(dir string) (*hf.Config, error)
-	eos(dir string) (int, error)
-	readAdapter(dir string) (*hf.LoRA, error)
+type disk struct {
+	isDir, isFile func(path string) bool
+	glob          func(pattern string) ([]string, error)
+	kind          func(path, format string) (string, error)
+	workDir       func() (string, error)
+	readConfig    func(dir string) (*hf.Config, error)
+	eos           func(dir string) (int, error)
+	readAdapter   func(dir string) (*hf.LoRA, error)
 }
 
-type osDisk struct{}
+var osDisk = disk{
+	isDir: isDir, isFile: isFile, glob: files.Glob, kind: data.Kind, workDir: os.Getwd,
+	readConfig: hf.ReadConfig, eos: hf.EOS, readAdapter: hf.ReadAdapter,
+}
 
-func (osDisk) isDir(path string) bool {
+func isDir(path string) bool {
 	fi, err := os.Stat(path)
 	return err == nil && fi.IsDir()
 }
 
-func (osDisk) isFile(path string) bool {
+func isFile(path string) bool {
 	fi, err := os.Stat(path)
 	return err == nil && !fi.IsDir()
 }
-
-func (osDisk) glob(pattern string) ([]string, error) { return files.Glob(pattern) }
-
-func (osDisk) kind(path, format string) string {
-	kind, _ := data.Kind(path, format) // the run reports the error
-	return kind
-}
-
-func (osDisk) workDir() string {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "."
-	}
-	return dir
-}
-
-func (osDisk) eos(dir string) (int, error) { return hf.EOS(dir) }
-
-func (osDisk) readAdapter(dir string) (*hf.LoRA, error) { return hf.ReadAdapter(dir) }
-
-func (osDisk) readConfig(dir string) (*hf.Config, error) { return hf.ReadConfig(dir) }
 
 // paths resolves the relative paths of a config.
 type paths struct {
@@ -69,8 +51,8 @@ type paths struct {
 }
 
 func newPaths(file string, disk disk) paths {
-	p := paths{disk: disk, workDir: disk.workDir()}
-	p.fileDir = filepath.Dir(file)
+	workDir, _ := disk.workDir()
+	p := paths{disk: disk, workDir: cmp.Or(workDir, "."), fileDir: filepath.Dir(file)}
 	if !filepath.IsAbs(p.fileDir) {
 		p.fileDir = filepath.Join(p.workDir, p.fileDir)
 	}
@@ -191,7 +173,8 @@ func (l *loader) findKinds() {
 		files := l.filesOf(path)
 		for i := range files {
 			for _, name := range l.files(files[i].Path) {
-				if files[i].Kind = l.disk.kind(name, format); files[i].Kind != "" {
+				// The run reports the error.
+				if files[i].Kind, _ = l.disk.kind(name, format); files[i].Kind != "" {
 					break
 				}
 			}

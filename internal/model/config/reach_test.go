@@ -38,7 +38,7 @@ func TestReachOfRopeScaling(t *testing.T) {
 	} {
 		warned := func(seqLen int) string {
 			cfg, err := load("t.yaml", []byte(c.model+fmt.Sprintf("\ndata: {path: a.bin, seq_len: %d}\n", seqLen)),
-				Options{NoFiles: true}, osDisk{})
+				Options{NoFiles: true}, osDisk)
 			if err != nil {
 				t.Fatalf("%s: %v", c.model, err)
 			}
@@ -68,7 +68,7 @@ func TestSeedOfTheData(t *testing.T) {
 	for set, want := range map[string]int64{"train.seed=2": 2, "train.seed=3": 3, "data.seed=0": 0,
 		"data.seed=null": 1} {
 		cfg, err := load("t.yaml", []byte("model: {from: testdata/hf}\ndata: {path: a.bin}\n"),
-			Options{NoFiles: true, Set: []string{set}}, osDisk{})
+			Options{NoFiles: true, Set: []string{set}}, osDisk)
 		if err != nil {
 			t.Fatal(err)
 		}
