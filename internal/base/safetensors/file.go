@@ -159,11 +159,6 @@ func (f *File) ReadFloat32(name string, dst []float32, off int64) error {
 	return read(f, name, dst, off)
 }
 
-// ReadFloat64 does the same in double precision.
-func (f *File) ReadFloat64(name string, dst []float64, off int64) error {
-	return read(f, name, dst, off)
-}
-
 func read[T Float](f *File, name string, dst []T, off int64) error {
 	i, err := f.span(name, off, int64(len(dst)))
 	if err != nil {

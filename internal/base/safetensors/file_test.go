@@ -176,7 +176,7 @@ func TestReadsPartsAndConverts(t *testing.T) {
 			for _, at := range [][2]int{{0, n}, {0, 0}, {n, 0}, {n - 1, 1}, {5, n / 2}} {
 				lo, hi := at[0], at[0]+at[1]
 				f32, f64 := make([]float32, at[1]), make([]float64, at[1])
-				if err := errors.Join(f.ReadFloat32("x", f32, int64(lo)), f.ReadFloat64("x", f64, int64(lo))); err != nil {
+				if err := errors.Join(f.ReadFloat32("x", f32, int64(lo)), read(f, "x", f64, int64(lo))); err != nil {
 					t.Fatal(err)
 				}
 				if !slices.Equal(f64, data[lo:hi]) ||
