@@ -9,6 +9,8 @@ import (
 	"math/bits"
 	"slices"
 	"sort"
+
+	"github.com/cprun/cprun/internal/base/files"
 )
 
 // Dataset is the tokens of all files of a source, in order. Its methods may be called concurrently. It keeps no file
@@ -17,7 +19,6 @@ type Dataset struct {
 	source Source
 	parts  []part
 	files  int64
-	open   func(path string) (file, error)
 
 	ignored Keys
 	notes   Keys
@@ -112,7 +113,7 @@ func (d *Dataset) readFile(path string, c codec, dst []int32, at int64, check fu
 	if h, ok := c.(*encodedFile); ok {
 		return h.read(nil, dst, at)
 	}
-	f, err := d.open(path)
+	f, err := files.Open(path)
 	if err != nil {
 		return cause(err)
 	}

@@ -2,6 +2,7 @@ package data
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -145,13 +146,22 @@ func TestLongSpans(t *testing.T) {
 
 // counted counts the bytes read from a file.
 type counted struct {
-	file
+	codec
 	n *atomic.Int64
 }
 
-func (c counted) ReadAt(p []byte, off int64) (int, error) {
+func (c counted) read(f io.ReaderAt, dst []int32, at int64) error {
+	return c.codec.read(countingFile{f, c.n}, dst, at)
+}
+
+type countingFile struct {
+	io.ReaderAt
+	n *atomic.Int64
+}
+
+func (c countingFile) ReadAt(p []byte, off int64) (int, error) {
 	c.n.Add(int64(len(p)))
-	return c.file.ReadAt(p, off)
+	return c.ReaderAt.ReadAt(p, off)
 }
 
 func TestARankReadsOnlyItsTokens(t *testing.T) {
@@ -162,9 +172,8 @@ func TestARankReadsOnlyItsTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	var n atomic.Int64
-	d.open = func(path string) (file, error) {
-		f, err := openFile(path)
-		return counted{f, &n}, err
+	for i, p := range d.parts {
+		d.parts[i].codec = counted{p.codec, &n}
 	}
 	for rank := range size {
 		spans := partition.Zigzag{}.Spans(seqLen, size, rank)

@@ -56,7 +56,7 @@ func Open(s Source) (*Dataset, error) {
 	if s.EOS >= s.Vocab || s.EOS < -1 {
 		return nil, fmt.Errorf("data %s: eos_token_id %d is not below vocab_size %d", s.name(), s.EOS, s.Vocab)
 	}
-	d := &Dataset{source: s, open: openFile, cut: -1}
+	d := &Dataset{source: s, cut: -1}
 	for _, glob := range s.Paths {
 		paths, kind, err := find(glob)
 		if err != nil {
@@ -162,13 +162,6 @@ func kindOf(path string) string {
 	}
 	return "text"
 }
-
-type file interface {
-	io.ReaderAt
-	io.Closer
-}
-
-func openFile(path string) (file, error) { return files.Open(path) }
 
 func (d *Dataset) add(path, kind string) error {
 	f, size, err := openSized(path)
