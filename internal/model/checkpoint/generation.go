@@ -49,14 +49,6 @@ func newOrigin() origin {
 		Token: rand.Text()}
 }
 
-// parseOrigin reads an origin.
-func parseOrigin(data []byte) (o origin, err error) {
-	if err := json.Unmarshal(data, &o); err != nil {
-		return o, fmt.Errorf("it does not say who made it: %w", err)
-	}
-	return o, nil
-}
-
 // String describes the process for a person.
 func (o origin) String() string {
 	if o.Host == "" {
@@ -242,16 +234,16 @@ func (f *fence) await(ctx context.Context, n int64) (o origin, err error) {
 	return o, err
 }
 
-func (f *fence) read(n int64) (origin, error) {
+func (f *fence) read(n int64) (o origin, err error) {
 	data, err := readIn(f.dir, generationName(n), maxRecord)
 	if err != nil {
-		return origin{}, err
+		return o, err
 	}
-	o, err := parseOrigin(data)
-	if err != nil {
-		err = fmt.Errorf("%s: %w: %w", terminal.Name(pathOf(f.dir, generationName(n))), err, errStale)
+	if err := json.Unmarshal(data, &o); err != nil {
+		return o, fmt.Errorf("%s: it does not say who made it: %w: %w",
+			terminal.Name(pathOf(f.dir, generationName(n))), err, errStale)
 	}
-	return o, err
+	return o, nil
 }
 
 // removeOlder removes the records of earlier starts.

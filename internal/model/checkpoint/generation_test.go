@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -110,7 +111,8 @@ func FuzzOrigin(f *testing.F) {
 	f.Add([]byte(`{"host":"` + strings.Repeat("x", 3000) + "\\u001b\"}\n"))
 	f.Add([]byte("{}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		o, err := parseOrigin(data[:min(len(data), maxOrigin)])
+		var o origin
+		err := json.Unmarshal(data[:min(len(data), maxOrigin)], &o)
 		text := fmt.Sprint(o)
 		if err == nil && (len(text) > 4000 || strings.ContainsAny(text, "\x1b\n\r")) {
 			t.Errorf("%q: %q", data, text)

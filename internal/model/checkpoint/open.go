@@ -203,33 +203,20 @@ func (c *Checkpoint) tensors(ctx context.Context, i int) (*safetensors.File, err
 	return t, nil
 }
 
-// closeShard closes a shard with a stale handle.
-func (c *Checkpoint) closeShard(i int) {
-	if s := &c.shards[i]; s.f != nil {
-		s.f.Close()
-		s.f, s.tensors = nil, nil
-	}
-}
-
 // readHeader reads the header of a shard and compares it with the manifest.
 func readHeader(f file, info FileInfo) (*safetensors.File, error) {
 	t, err := safetensors.New(info.Name, f, info.Bytes)
 	if err != nil {
 		return nil, err
 	}
-	return t, checkTensors(t, info)
-}
-
-// checkTensors compares the header of a shard with the manifest.
-func checkTensors(t *safetensors.File, info FileInfo) error {
 	for _, e := range info.Entries {
 		have, ok := t.Info(e.Tensor)
 		if !ok || have.DType != safetensors.F32 || len(have.Shape) != 1 || int64(have.Shape[0]) != e.Length {
-			return fmt.Errorf("%s: tensor %q is %s %v, the manifest says F32 [%d]", info.Name, e.Tensor, have.DType,
+			return t, fmt.Errorf("%s: tensor %q is %s %v, the manifest says F32 [%d]", info.Name, e.Tensor, have.DType,
 				have.Shape, e.Length)
 		}
 	}
-	return nil
+	return t, nil
 }
 
 // dirOf returns the checkpoints directory for a user's path: the path itself, or the directory inside a run directory.
@@ -262,8 +249,9 @@ func (c *Checkpoint) Read(ctx context.Context, param, field string, offset int64
 			if err == nil {
 				err = t.ReadFloat32(name, dst[:n], offset-p.offset)
 			}
-			if transient(err) {
-				c.closeShard(p.file)
+			if s := &c.shards[p.file]; transient(err) && s.f != nil { // a stale handle
+				s.f.Close()
+				s.f, s.tensors = nil, nil
 			}
 			return err
 		})

@@ -11,27 +11,18 @@ import (
 	"syscall"
 )
 
-// entries lists the directory. If it succeeds, this start may remove any of it: a newer start would record itself
-// before it creates files, and there is no such record.
-func (s *Saver) entries() (names []string, err error) {
-	all, err := entriesOf(s.dir)
-	for _, e := range all {
-		names = append(names, e.Name())
-	}
-	if err == nil {
-		err = s.fence.check()
-	}
-	return names, err
-}
-
 // clean removes incomplete files of older starts, so that they cannot commit them, and with own those of this start. It
 // also removes a checkpoint that was set aside, if its replacement is complete.
 func (s *Saver) clean(own bool) error {
-	names, err := s.entries()
+	entries, err := entriesOf(s.dir)
+	if err == nil { // this start may remove any entry: a newer one would record itself before it creates files
+		err = s.fence.check()
+	}
 	if err != nil {
 		return fmt.Errorf("remains of earlier saves: %w", err)
 	}
-	for _, name := range names {
+	for _, e := range entries {
+		name := e.Name()
 		base, owner, tmp := strings.Cut(name, ".tmp-")
 		run, _, _ := strings.Cut(owner, ".")
 		var err error

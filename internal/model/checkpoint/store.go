@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -233,23 +234,18 @@ func Lock(dir *os.Root, job string) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("%s is in use by %s: %w", terminal.Name(dir.Name()), by, err)
 	}
-	writeHolder(f, job)
+	o := newOrigin()
+	o.Job = job
+	if err := f.Truncate(0); err == nil {
+		_, _ = f.WriteAt(append(encode(o), '\n'), 0) // for people only
+	}
 	return f, nil
 }
 
 // holder returns the process with the lock, if known.
 func holder(dir *os.Root) (o origin) {
 	if data, err := files.ReadIn(dir, lockName, maxOrigin); err == nil {
-		o, _ = parseOrigin(data)
+		_ = json.Unmarshal(data, &o)
 	}
 	return o
-}
-
-// writeHolder writes the holder into a lock, if possible.
-func writeHolder(f *os.File, job string) {
-	o := newOrigin()
-	o.Job = job
-	if err := f.Truncate(0); err == nil {
-		_, _ = f.WriteAt(append(encode(o), '\n'), 0)
-	}
 }
