@@ -155,7 +155,7 @@ func randomFlat(layout *FlatLayout, dtype tensor.DType, r *rand.Rand) View {
 		xs := make([]float64, p.Size())
 		for i := range xs {
 			xs[i] = r.NormFloat64() * 0.4
-			if !p.Decay {
+			if len(p.Shape) == 1 {
 				xs[i] += 1
 			}
 		}

@@ -14,7 +14,6 @@ import (
 type Param struct {
 	hf.Tensor
 	Offset int64 // in the flat buffer, in elements; a multiple of Align
-	Decay  bool  // weight decay applies: to matrices and embeddings
 	// Product: a matrix product is the first operation of a pass on the gradient. Adapters are left out: they are small,
 	// and several products may share one.
 	Product bool
@@ -28,14 +27,14 @@ type Param struct {
 
 // NewParam returns the parameter of a tensor, without a place.
 func NewParam(t hf.Tensor, cfg *hf.Config) Param {
-	p := Param{Tensor: t, Decay: len(t.Shape) == 2}
+	p, matrix := Param{Tensor: t}, len(t.Shape) == 2
 	_, isB, adapts := hf.Adapted(t.Name)
-	p.Product = p.Decay && !adapts && (t.Role != hf.Embedding || cfg.TieWordEmbeddings)
+	p.Product = matrix && !adapts && (t.Role != hf.Embedding || cfg.TieWordEmbeddings)
 	switch {
 	case adapts && !isB:
 		p.Bound = 1 / math.Sqrt(float64(t.Shape[1])) // Kaiming's, as PEFT's
 	case adapts:
-	case p.Decay:
+	case matrix:
 		p.Std = cmp.Or(cfg.InitializerRange, 0.02)
 	case !cfg.Family().ZeroCentred && !t.Role.IsBias():
 		p.Mean = 1

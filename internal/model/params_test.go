@@ -17,9 +17,6 @@ func TestLayoutHasNoOverlapAndIsAligned(t *testing.T) {
 			if p.Offset%Align != 0 || p.Offset < end || p.Offset >= end+Align {
 				t.Errorf("%s: %s at %d after %d", name, p.Name, p.Offset, end)
 			}
-			if p.Decay != (len(p.Shape) > 1) {
-				t.Errorf("%s: decay of %s is %t", name, p.Name, p.Decay)
-			}
 			if names[p.Name] {
 				t.Errorf("%s: %s twice", name, p.Name)
 			}
@@ -93,7 +90,7 @@ func TestInitDependsOnSeedAndNameAlone(t *testing.T) {
 
 	for i, p := range params {
 		xs := get(p.View(flat))
-		if !p.Decay {
+		if len(p.Shape) == 1 {
 			if slices.Min(xs) != 1 || slices.Max(xs) != 1 {
 				t.Errorf("norm %s is not 1", p.Name)
 			}

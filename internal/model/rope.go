@@ -44,7 +44,7 @@ func NewRope(cfg *hf.Config) *Rope {
 	case "llama3":
 		r.llama3(s)
 	case "yarn":
-		r.yarn(cfg, s)
+		r.yarn(cfg, s, powers)
 	case "longrope":
 		r.InvFreq, r.Long = inverse(powers, s.ShortFactor), inverse(powers, s.LongFactor)
 		r.Short, r.Factor = s.OriginalMax, longFactor(s)
@@ -110,7 +110,7 @@ func (r *Rope) llama3(s *hf.RopeScaling) {
 
 // yarn interpolates dimensions with fewer than BetaSlow turns within the trained length, keeps dimensions with more
 // than BetaFast turns, and ramps in between (arXiv:2309.00071).
-func (r *Rope) yarn(cfg *hf.Config, s *hf.RopeScaling) {
+func (r *Rope) yarn(cfg *hf.Config, s *hf.RopeScaling, powers []float32) {
 	factor := s.Factor
 	if factor == 0 { // as in DeepSeek's configs
 		factor = float64(cfg.MaxPositionEmbedding) / float64(s.OriginalMax)
@@ -121,8 +121,7 @@ func (r *Rope) yarn(cfg *hf.Config, s *hf.RopeScaling) {
 		high += 0.001
 	}
 	for i, f := range r.InvFreq {
-		freq := float32(math.Pow(cfg.RopeTheta, float64(float32(2*i)/float32(cfg.RotaryDim()))))
-		interpolated := 1 / (float32(factor) * freq)
+		interpolated := 1 / (float32(factor) * powers[i])
 		ramp := min(max((float32(i)-float32(low))/float32(high-low), 0), 1)
 		keep := 1 - ramp
 		r.InvFreq[i] = float32(interpolated*(1-keep)) + float32(f*keep)

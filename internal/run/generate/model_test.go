@@ -157,7 +157,7 @@ func randomWeights(cfg *hf.Config, r *rand.Rand) View {
 	flat := tensor.New(tensor.F32, int(model.NewLayout(cfg, 1).Size()))
 	for _, p := range params {
 		for i, xs := 0, tensor.Data[float32](p.View(flat)); i < len(xs); i++ {
-			if xs[i] = float32(r.NormFloat64() * 0.3); !p.Decay {
+			if xs[i] = float32(r.NormFloat64() * 0.3); len(p.Shape) == 1 {
 				xs[i]++
 			}
 		}
