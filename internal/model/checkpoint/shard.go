@@ -25,15 +25,11 @@ type report struct {
 	err error // with its causes, on the rank itself
 }
 
-// writeShard writes and syncs this rank's shard: to the node's directory if configured, else to the shared one.
+// writeShard writes and syncs this rank's shard.
 func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {
 	r := report{Rank: s.group.Rank(), Run: s.o.RunID, Step: snap.Meta.Step}
-	r.Layout, r.File, r.err = s.tryShard(ctx, snap)
-	return r.failed(r.err)
-}
-
-// failed returns the report with an error, which may be nil.
-func (r report) failed(err error) report {
+	var err error
+	r.Layout, r.File, err = s.tryShard(ctx, snap)
 	r.err = withFix(err)
 	r.Error = errText(r.err)
 	return r

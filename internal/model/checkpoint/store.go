@@ -132,10 +132,8 @@ func (d *disk) Refresh() error {
 func (d *disk) Remote() bool { return files.Remote(d.Name()) }
 
 func (d *disk) Pause(ctx context.Context, t time.Duration) {
-	timer := time.NewTimer(t)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(t):
 	case <-ctx.Done():
 	}
 }

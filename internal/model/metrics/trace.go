@@ -63,11 +63,7 @@ type traceEvent struct {
 type micros int64
 
 func (m micros) MarshalJSON() ([]byte, error) {
-	sign := ""
-	if m < 0 {
-		sign, m = "-", -m
-	}
-	return fmt.Appendf(nil, "%s%d.%03d", sign, m/1000, m%1000), nil
+	return strconv.AppendFloat(nil, float64(m)/1000, 'f', 3, 64), nil
 }
 
 func (m *micros) UnmarshalJSON(data []byte) error {
