@@ -21,7 +21,7 @@ type Decoder struct {
 	out   []byte
 }
 
-// tokenTexts holds the text of each token, by id.
+// A texts has the text of each token, by id.
 type texts struct {
 	of      map[int32]string
 	special map[int32]bool // without text
@@ -230,15 +230,11 @@ func endOfWords(suffix string) func(next link) link {
 }
 
 // spaced puts a space between tokens, for a file without a decoder.
-func spaced(next link) link {
-	some := false
-	return func(token string, begins bool) {
-		if some {
-			next(" ", true)
-		}
-		some = true
-		next(token, begins)
+func spaced(token string, first bool) string {
+	if first {
+		return token
 	}
+	return " " + token
 }
 
 // oneChar reports whether a text is one character. No border between pieces divides one.
@@ -263,7 +259,7 @@ type decoderFile struct {
 // parseDecoder reads a decoder as a list of steps.
 func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	if isNull(raw) {
-		return []step{{kind: "null", make: spaced}}, nil
+		return []step{{kind: "null", make: perToken(spaced)}}, nil
 	}
 	var k decoderFile
 	kind, err := component(raw, depth, &k)

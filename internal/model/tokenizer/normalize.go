@@ -40,6 +40,18 @@ func (drop filter) normalize(_ *matcher, p piece) (piece, error) {
 	}, p.text), p.first && !drop(r)}, nil
 }
 
+// spaces replaces runes by spaces.
+func spaces(is func(r rune) bool) rewrite {
+	return func(s string) string {
+		return strings.Map(func(r rune) rune {
+			if is(r) {
+				return ' '
+			}
+			return r
+		}, s)
+	}
+}
+
 type normalizers []normalizer
 
 func (ns normalizers) normalize(m *matcher, p piece) (piece, error) {
@@ -158,16 +170,8 @@ func nmt() normalizer {
 		filter(func(r rune) bool {
 			return r >= 1 && r <= 8 || r == 0xb || r >= 0xe && r <= 0x1f || r == 0x7f || r == 0x8f || r == 0x9f
 		}),
-		rewrite(func(s string) string {
-			return strings.Map(func(r rune) rune {
-				switch {
-				case r == 9, r == 0xa, r == 0xc, r == 0xd, r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028,
-					r == 0x2029,
-					r == 0x2581, r == 0xfeff, r == 0xfffd:
-					return ' '
-				}
-				return r
-			}, s)
+		spaces(func(r rune) bool {
+			return r >= 0x200b && r <= 0x200f || strings.ContainsRune("\t\n\f\r\u1680\u2028\u2029\u2581\ufeff\ufffd", r)
 		}),
 	}
 }
@@ -176,14 +180,7 @@ func bert(clean, chinese, accents, lower bool) normalizer {
 	var ns normalizers
 	if clean {
 		control := newClass(union(unicodeTables().sets["bert_control"], set{{0, 0}, {0xfffd, 0xfffd}}))
-		ns = append(ns, filter(control.has), rewrite(func(s string) string {
-			return strings.Map(func(r rune) rune {
-				if isSpace(r) {
-					return ' '
-				}
-				return r
-			}, s)
-		}))
+		ns = append(ns, filter(control.has), spaces(isSpace))
 	}
 	if chinese {
 		ns = append(ns, rewrite(spaceChinese))
