@@ -92,7 +92,9 @@ func (d *Decoder) emit(text string) {
 
 func (t *Tokenizer) invert() *texts {
 	w := &texts{of: map[int32]string{}, special: map[int32]bool{}}
-	t.model.each(func(token string, id int32) { w.of[id] = token })
+	for token, id := range t.model.tokens() {
+		w.of[id] = token
+	}
 	for text, id := range t.added {
 		w.of[id] = text
 	}

@@ -9,14 +9,12 @@ import (
 type model interface {
 	// encode appends the ids of a word that is not empty.
 	encode(w *work, dst []int32, word string) ([]int32, error)
-	// id returns the id of a token by its text.
-	id(token string) (int32, bool)
+	// tokens returns the ids of tokens by their texts.
+	tokens() vocabulary
 	// size returns the number of tokens.
 	size() int
 	// top returns the highest id.
 	top() int32
-	// each calls f with every token.
-	each(f func(token string, id int32))
 }
 
 // work holds memory that a model reuses from word to word.
@@ -30,16 +28,7 @@ type work struct {
 
 type vocabulary map[string]int32
 
-func (v vocabulary) id(token string) (int32, bool) {
-	id, ok := v[token]
-	return id, ok
-}
-
-func (v vocabulary) each(f func(token string, id int32)) {
-	for token, id := range v {
-		f(token, id)
-	}
-}
+func (v vocabulary) tokens() vocabulary { return v }
 
 func (v vocabulary) size() int { return len(v) }
 

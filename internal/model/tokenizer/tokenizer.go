@@ -42,7 +42,7 @@ func (t *Tokenizer) ID(token string) (int, bool) {
 	if id, ok := t.added[token]; ok {
 		return int(id), true
 	}
-	id, ok := t.model.id(token)
+	id, ok := t.model.tokens()[token]
 	return int(id), ok
 }
 
