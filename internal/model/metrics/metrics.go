@@ -208,18 +208,10 @@ func PerSecond(n, seconds float64) Float {
 	return Float(n / seconds)
 }
 
-// PerDevice returns a rate of the whole run divided by its devices, or Absent without devices.
-func PerDevice(total Float, devices int) Float {
-	if devices <= 0 {
-		return Absent
-	}
-	return total / Float(devices)
-}
-
 // TFLOPs returns the speed of a step in TFLOP/s of each device. flops are the model FLOPs of the whole step over all
 // devices.
 func TFLOPs(flops, seconds float64, devices int) Float {
-	return PerDevice(PerSecond(flops/1e12, seconds), devices)
+	return PerSecond(flops/1e12, seconds) / Float(devices)
 }
 
 // MFU returns the fraction of the device's peak, both in TFLOP/s; Absent if the peak is unknown (0), as on CPUs.

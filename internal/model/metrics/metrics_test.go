@@ -200,8 +200,6 @@ func TestThroughput(t *testing.T) {
 		{"tokens per second", PerSecond(4096, 0.5), 8192},
 		{"no time", PerSecond(4096, 0), math.NaN()},
 		{"time that is not a number", PerSecond(4096, math.NaN()), math.NaN()},
-		{"per device", PerDevice(8192, 4), 2048},
-		{"no devices", PerDevice(8192, 0), math.NaN()},
 		{"TFLOP/s", TFLOPs(8e12, 2, 4), 1},
 		{"MFU", MFU(250, 1000), 0.25},
 		{"MFU of a device whose peak is not known", MFU(250, 0), math.NaN()},

@@ -427,7 +427,7 @@ func (r *run) after(ctx context.Context, res Result) error {
 		Time: metrics.Time(time.Now()), Step: int64(res.Step), Epoch: metrics.Float(epoch),
 		Loss: metrics.Float(res.Loss), GradNorm: metrics.Float(res.GradNorm), LR: metrics.Float(res.LR),
 		Tokens: res.Trained, StepSeconds: metrics.Float(res.Took.Seconds()), TokensPerSecond: tps,
-		TokensPerSecondPerDevice: metrics.PerDevice(tps, world.Size()), TFLOPsPerDevice: tflops,
+		TokensPerSecondPerDevice: tps / metrics.Float(world.Size()), TFLOPsPerDevice: tflops,
 		MFU: metrics.MFU(tflops, r.dev.PeakTFLOPs), MemoryBytes: int64(most[0]), CommWaitSeconds: wait,
 		AttentionImbalance: metrics.Float(most[3]), AttentionBytes: metrics.Float(most[4]), ValLoss: val,
 		EarlyStop: res.Step < steps && r.endsEarly(), ValLosses: v.Sources,
