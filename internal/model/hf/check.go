@@ -142,6 +142,9 @@ func (c *Config) checkRope(f *faults) {
 		add("rope_type", "%.64q is not supported; cprun has %s", s.Type,
 			wordList(append([]string{"default"}, kinds...)...))
 	}
+	if s.AttentionFactor != nil && !(*s.AttentionFactor > 0) {
+		add("attention_factor", "%v is not positive", *s.AttentionFactor)
+	}
 	switch s.Type {
 	case "llama3":
 		if !(s.LowFreqFactor > 0) {
@@ -151,9 +154,6 @@ func (c *Config) checkRope(f *faults) {
 			add("high_freq_factor", "%v is not above low_freq_factor %v; raise it", s.HighFreqFactor, s.LowFreqFactor)
 		}
 	case "longrope":
-		if s.AttentionFactor != nil && !(*s.AttentionFactor > 0) {
-			add("attention_factor", "%v is not positive", *s.AttentionFactor)
-		}
 		for i, list := range [][]float64{s.ShortFactor, s.LongFactor} {
 			key := []string{"short_factor", "long_factor"}[i]
 			if want := c.RotaryDim() / 2; len(list) != want {
@@ -166,9 +166,6 @@ func (c *Config) checkRope(f *faults) {
 			}
 		}
 	case "yarn":
-		if s.AttentionFactor != nil && !(*s.AttentionFactor > 0) {
-			add("attention_factor", "%v is not positive", *s.AttentionFactor)
-		}
 		fast, slow := cmp.Or(s.BetaFast, 32), cmp.Or(s.BetaSlow, 1)
 		if !(slow > 0 && fast >= slow) || math.IsInf(fast, 0) {
 			add("beta_fast", "%v must be at least beta_slow %v, and both above 0", fast, slow)

@@ -272,22 +272,19 @@ func writeRope(m map[string]any, c *Config) {
 	}
 	v4 := map[string]any{"rope_type": s.Type, "factor": number(s.Factor)}
 	m["rope_scaling"] = v4
+	if s.Type != "linear" {
+		v4["original_max_position_embeddings"] = s.OriginalMax
+	}
+	if s.AttentionFactor != nil {
+		v4["attention_factor"] = number(*s.AttentionFactor)
+	}
 	switch s.Type {
 	case "llama3":
 		v4["low_freq_factor"], v4["high_freq_factor"] = number(s.LowFreqFactor), number(s.HighFreqFactor)
-		v4["original_max_position_embeddings"] = s.OriginalMax
 	case "longrope":
-		v4["original_max_position_embeddings"] = s.OriginalMax
 		v4["short_factor"], v4["long_factor"] = s.ShortFactor, s.LongFactor
-		if s.AttentionFactor != nil {
-			v4["attention_factor"] = number(*s.AttentionFactor)
-		}
 	case "yarn":
-		v4["original_max_position_embeddings"] = s.OriginalMax
 		v4["beta_fast"], v4["beta_slow"] = number(cmp.Or(s.BetaFast, 32)), number(cmp.Or(s.BetaSlow, 1))
-		if s.AttentionFactor != nil {
-			v4["attention_factor"] = number(*s.AttentionFactor)
-		}
 		if s.MScale != 0 {
 			v4["mscale"] = number(s.MScale)
 		}
