@@ -131,10 +131,12 @@ func (l *loader) resolvePaths() {
 		*dir = filepath.Join(map[bool]string{true: l.workDir, false: l.fileDir}[l.where.of("data.cache").line == 0], *dir)
 	}
 	for _, path := range dataPaths {
-		for _, field := range l.globsOf(path) {
+		files := l.filesOf(path)
+		for i := range files {
 			if !l.ok(path) {
 				break
 			}
+			field := &files[i].Path
 			given := *field
 			if given == "" {
 				l.add(path, "it is empty; %s", dataWanted)
@@ -153,14 +155,6 @@ func (l *loader) filesOf(path string) Files {
 		return l.cfg.Data.Path
 	}
 	return l.cfg.Data.Validation.Path
-}
-
-func (l *loader) globsOf(path string) (globs []*string) {
-	files := l.filesOf(path)
-	for i := range files {
-		globs = append(globs, &files[i].Path)
-	}
-	return globs
 }
 
 // findKinds reads the first record of each source, and sets what depends on it. data.pack_documents stays auto if a
@@ -221,17 +215,17 @@ var records = regexp.MustCompile(`\.(jsonl(\.gz|\.zst)?|parquet|arrow)$`)
 
 func (l *loader) checkData() {
 	for _, path := range dataPaths {
-		for _, pattern := range l.globsOf(path) {
+		for _, source := range l.filesOf(path) {
 			if !l.ok(path) {
 				break
 			}
-			files := l.files(*pattern)
+			files := l.files(source.Path)
 			if l.opts.NoFiles {
-				files = []string{*pattern}
+				files = []string{source.Path}
 			}
 			tokens := l.areTokens(path, files)
 			text := !tokens && len(files) > 0 && !records.MatchString(files[0])
-			dataRules(l.cfg, l.faults, path, tokens, l.indexed(*pattern), text, l.fromRead)
+			dataRules(l.cfg, l.faults, path, tokens, l.indexed(source.Path), text, l.fromRead)
 		}
 	}
 	recordRules(l.cfg, l.faults)

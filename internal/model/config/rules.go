@@ -108,11 +108,9 @@ func trainRules(c *Config, f *faults) {
 		f.add("parallel.layout", "%s needs data.pack_documents: true; set it, or write zigzag", c.Parallel.Layout)
 	}
 	v := &d.Validation
-	if v.Every > 0 && f.ok("data.validation.every") {
-		if len(v.Path) == 0 && f.ok("data.validation.path") {
-			f.add("data.validation.path",
-				"missing, since validation.every is %d; name held-out files, or set every to 0", v.Every)
-		}
+	if v.Every > 0 && len(v.Path) == 0 && f.ok("data.validation.every", "data.validation.path") {
+		f.add("data.validation.path",
+			"missing, since validation.every is %d; name held-out files, or set every to 0", v.Every)
 	}
 	if n := c.Train.EarlyStop.Patience; n > 0 && v.Every == 0 && f.ok("train.early_stop.patience",
 		"data.validation.every") {
