@@ -25,7 +25,8 @@ type testCase struct {
 // with position 0.
 func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs []int) *testCase {
 	c := &testCase{cfg: cfg, ops: refOps{}, att: refAttention{docs: docs, cfg: cfg}, arenaSize: 1 << 20}
-	c.params = Params{Weights: weights, Compute: weights, Grads: tensor.New(weights.DType(), weights.Size())}
+	c.params = Params{Layout: NewLayout(cfg, 1), Weights: weights, Compute: weights,
+		Grads: tensor.New(weights.DType(), weights.Size())}
 	seq := len(ids) / batch
 	positions := make([]int, len(ids))
 	for i := range positions {

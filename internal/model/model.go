@@ -163,9 +163,6 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	if m.dtype == tensor.F64 {
 		m.accum = tensor.F64
 	}
-	if params.Layout == nil {
-		params.Layout = NewLayout(cfg, 1)
-	}
 	if !params.Grads.IsZero() {
 		for _, b := range params.Layout.Buckets {
 			params.BucketGrads = append(params.BucketGrads, b.of(params.Grads))

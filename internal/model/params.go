@@ -119,7 +119,6 @@ type Params struct {
 	// Unread takes the gradients of frozen vectors, which the operations of norms compute with the others; only in
 	// Frozen.
 	Unread View
-	// Layout is their layout; nil: Layout(cfg) with the buckets of one rank.
 	Layout *FlatLayout
 	// Weights are float32, and the optimizer updates them. The model reads only the vectors, unless Weights is also
 	// Compute. Vectors replaces it for these.

@@ -87,8 +87,8 @@ func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits []
 	}
 	model.NewRope(cfg).Fill(b.Cos, b.Sin, positions, slices.Repeat([]int{n}, n))
 	ops := recorder{cpu.New(stream), &logits}
-	m := model.New(cfg, ops, whole{cfg, attention.NewReference[float64](stream.Do)}, model.Params{Weights: weights,
-		Compute: weights}, model.Options{})
+	m := model.New(cfg, ops, whole{cfg, attention.NewReference[float64](stream.Do)}, model.Params{
+		Layout: model.NewLayout(cfg, 1), Weights: weights, Compute: weights}, model.Options{})
 	if err := m.Forward(tensor.NewHostArena(0), b, tensor.New(tensor.F64, 1)); err != nil {
 		t.Fatal(err)
 	}
