@@ -91,11 +91,7 @@ func scalars(s Step) []scalar {
 	if blank := !s.Loss.Known() && s.GradNorm == 0; !blank { // no targets; a diverged loss is drawn as NaN
 		all = append(all, scalar{"loss_metrics/global_avg_loss", s.Loss})
 	}
-	all = append(all, []scalar{
-		{"grad_norm", s.GradNorm},
-		{"lr", s.LR},
-		{"n_tokens_seen", Float(s.Tokens)},
-	}...)
+	all = append(all, scalar{"grad_norm", s.GradNorm}, scalar{"lr", s.LR}, scalar{"n_tokens_seen", Float(s.Tokens)})
 	optional := []scalar{
 		{"epoch", s.Epoch},
 		{"time_metrics/end_to_end(s)", s.StepSeconds},
