@@ -30,13 +30,10 @@ func Find() (Machine, []GPU, error) {
 		return m, gpus, err
 	}
 	if v, err := dnn.Version(); err == nil { // other backends do not need it
-		m.CUDNN = cudnn(v)
+		m.CUDNN = backends.Version(v)
 	}
 	return m, gpus, nil
 }
-
-// cudnn converts cuDNN's own number, 91900 for 9.19.0.
-func cudnn(v int) backends.Version { return backends.V(v/10000, v/100%100, v%100) }
 
 // Libraries lists the libraries of a run on GPUs.
 func Libraries() []Library {
@@ -57,7 +54,7 @@ func Libraries() []Library {
 	}
 	add("NVRTC", version, err)
 	v, err := dnn.Version()
-	add("cuDNN", cudnn(v).String(), err)
+	add("cuDNN", backends.Version(v).String(), err)
 	v, err = blas.Version()
 	add("cuBLASLt", backends.Version(v).String(), err)
 	v, err = nccl.Version()
