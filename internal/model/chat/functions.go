@@ -51,7 +51,9 @@ func init() {
 	filters = map[string]*function{
 		"string": printed(strings.Clone), "safe": printed(strings.Clone),
 		"upper": upper, "lower": lower, "capitalize": capital,
-		"title":  printed(func(s string) string { return title(s, beginsWord) }),
+		"title": printed(func(s string) string {
+			return title(s, func(c rune) bool { return isSpace(c) || strings.ContainsRune("-({[<", c) })
+		}),
 		"trim":   strip(strings.TrimFunc),
 		"tojson": def("x ensure_ascii indent separators sort_keys", toJSON), "int": def("value default", toInt),
 		"default": def("value default_value boolean", byDefault), "d": def("value default_value boolean", byDefault),
@@ -177,9 +179,6 @@ func title(s string, begins func(rune) bool) string {
 		return choose(now, unicode.ToTitle(c), unicode.ToLower(c))
 	}, s)
 }
-
-// beginsWord reports the characters before a word for the filter title.
-func beginsWord(c rune) bool { return isSpace(c) || strings.ContainsRune("-({[<", c) }
 
 func strip(trim func(string, func(rune) bool) string) *function {
 	return def("s chars", func(r *run, c *call) Value {

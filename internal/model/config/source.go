@@ -216,7 +216,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 		}
 		fallthrough
 	default:
-		if isEmpty(value) { // an empty section is all defaults
+		if IsNull(value) || value.Kind == yaml.MappingNode && len(value.Content) == 0 { // all defaults
 			s.drop(path)
 		}
 		if value.Kind == yaml.MappingNode {

@@ -278,10 +278,6 @@ func IsNull(n *yaml.Node) bool {
 	return isPlain(n) && slices.Contains([]string{"", "~", "null", "Null", "NULL"}, n.Value)
 }
 
-func isEmpty(n *yaml.Node) bool {
-	return IsNull(n) || n.Kind == yaml.MappingNode && len(n.Content) == 0
-}
-
 // Describe returns the type and the text of a value, for an error about a wrong type.
 func Describe(n *yaml.Node) string {
 	switch {

@@ -107,11 +107,14 @@ func formatOf(keys map[string]json.RawMessage, given string) (string, error) {
 			found, formats = append(found, strconv.Quote(f[0])), append(formats, f[1])
 		}
 	}
-	switch len(found) {
-	case 0:
-		return "", noContent(keys)
-	case 1:
+	switch {
+	case len(found) == 1:
 		return formats[0], nil
+	case len(found) == 0 && keys["instruction"] != nil && keys["output"] != nil:
+		return "", fmt.Errorf("%q and %q are not read; rename them to %q and %q", "instruction", "output", keyPrompt,
+			keyCompletion)
+	case len(found) == 0:
+		return "", fmt.Errorf("no key %q, %q, %q, or %q with %q", keyText, keyIDs, keyMessages, keyPrompt, keyCompletion)
 	}
 	return "", fmt.Errorf("both %s; leave one out, or choose by data.format", strings.Join(found, " and "))
 }

@@ -239,14 +239,6 @@ func textOf(keys map[string]json.RawMessage) (string, error) {
 	return *s, nil
 }
 
-func noContent(keys map[string]json.RawMessage) error {
-	if keys["instruction"] != nil && keys["output"] != nil {
-		return fmt.Errorf("%q and %q are not read; rename them to %q and %q", "instruction", "output", keyPrompt,
-			keyCompletion)
-	}
-	return fmt.Errorf("no key %q, %q, %q, or %q with %q", keyText, keyIDs, keyMessages, keyPrompt, keyCompletion)
-}
-
 // readIDs reads a list of ids; labels may be Ignore.
 func readIDs(keys map[string]json.RawMessage, key string, vocab int, ignore bool) ([]int32, error) {
 	list, err := readList(keys, key)
