@@ -15,7 +15,6 @@ type adapter struct {
 	size float64 // scale
 }
 
-// nameHash returns a hash of a parameter's name.
 func nameHash(name string) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(name)) // never fails

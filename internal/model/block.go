@@ -279,7 +279,6 @@ func (m *Model) alloc(a *tensor.Arena, s *activations, lo, hi, batch, seq int) {
 	}
 }
 
-// allocTile allocates views for one tile.
 func (m *Model) allocTile(a *tensor.Arena, s *activations, lo, hi int) {
 	m.alloc(a, s, lo, hi, 1, min(m.opt.tile, s.x.Rows()))
 }

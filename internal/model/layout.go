@@ -43,7 +43,6 @@ func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
 	return l
 }
 
-// newLayout returns the layout of some parameters.
 func newLayout(cfg *hf.Config, ranks int, has func(hf.Tensor) bool) *FlatLayout {
 	l := &FlatLayout{unit: Align * int64(max(ranks, 1))}
 	of := func(t hf.Tensor) int { return bucketOf(t, cfg.NumHiddenLayers) }
@@ -64,7 +63,6 @@ func newLayout(cfg *hf.Config, ranks int, has func(hf.Tensor) bool) *FlatLayout 
 	return l
 }
 
-// bucketOf returns the bucket of a tensor.
 func bucketOf(t hf.Tensor, layers int) int {
 	switch {
 	case len(t.Shape) == 1:

@@ -235,7 +235,6 @@ func (m *Model) take(p Param, w weight, adapters map[string]*adapter) {
 	}
 }
 
-// choose sets the family's choices.
 func (m *Model) choose(cfg *hf.Config, params Params) {
 	f := cfg.Family()
 	m.act, m.softcap = cmp.Or(f.Activation, kernels.SiLU), cfg.FinalLogitSoftcapping
@@ -369,7 +368,6 @@ func (m *Model) use(bucket, next int) error {
 	return m.opt.Hooks.Use(bucket, next)
 }
 
-// headBucket returns the bucket with the weights of the head.
 func (m *Model) headBucket() int {
 	if m.cfg.TieWordEmbeddings {
 		return Embedding

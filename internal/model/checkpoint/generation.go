@@ -213,7 +213,6 @@ func (f *fence) check() error {
 	return nil
 }
 
-// superseded returns the error that names the newer start.
 func (f *fence) superseded(by int64) error {
 	return fmt.Errorf("%w: number %d, by %s; this one is number %d, and commits nothing more", ErrSuperseded, by,
 		f.originOf(by), f.start.Generation)
@@ -246,7 +245,6 @@ func (f *fence) read(n int64) (o origin, err error) {
 	return o, nil
 }
 
-// removeOlder removes the records of earlier starts.
 func (f *fence) removeOlder() error {
 	all, err := generations(f.dir)
 	for _, n := range all {

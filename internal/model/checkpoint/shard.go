@@ -25,7 +25,6 @@ type report struct {
 	err error // with its causes, on the rank itself
 }
 
-// writeShard writes and syncs this rank's shard.
 func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {
 	r := report{Rank: s.group.Rank(), Run: s.o.RunID, Step: snap.Meta.Step}
 	var err error

@@ -167,7 +167,6 @@ func (s *source) mapping(n *yaml.Node, section string) {
 	}
 }
 
-// currentName returns the current key for a name.
 func (s *source) currentName(path string, at position) string {
 	if other, ok := renames[path]; ok {
 		return other

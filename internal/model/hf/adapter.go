@@ -52,7 +52,6 @@ func (t Tensor) Matrix() (name string, row, rows int) {
 	return t.Name, 0, t.Shape[0]
 }
 
-// moduleOf returns the module of a matrix in files.
 func moduleOf(t Tensor) string {
 	name, _, _ := t.Matrix()
 	return strings.TrimSuffix(name, ".weight")

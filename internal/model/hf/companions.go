@@ -85,7 +85,6 @@ func (d *dir) companion(name string) (*os.File, error) {
 	return f, nil
 }
 
-// copyCompanions copies m.Companions into a directory.
 func (m Model) copyCompanions(to *os.Root) error {
 	if len(m.Companions) == 0 {
 		return nil

@@ -35,7 +35,6 @@ type Trace struct {
 	err   error                 // guarded by mu; the first one
 }
 
-// A traceLane is a stream in a trace.
 type traceLane struct {
 	tid  int
 	open []openSlice // parts of the label of the last span, outermost first

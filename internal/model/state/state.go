@@ -178,7 +178,6 @@ func (s *State) takeWeights(t *taking, o Options) {
 	}
 }
 
-// takeTraining allocates moments and gradients.
 func (s *State) takeTraining(t *taking, o Options) {
 	s.M, s.V = t.optimizer(Moments, s.held()), t.optimizer(Moments, s.held())
 	for i := range s.Pieces {

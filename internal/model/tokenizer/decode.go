@@ -258,7 +258,6 @@ type decoderFile struct {
 	Suffix         *string           `json:"suffix"`
 }
 
-// parseDecoder reads a decoder as a list of steps.
 func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	if isNull(raw) {
 		return []step{{kind: "null", make: perToken(spaced)}}, nil

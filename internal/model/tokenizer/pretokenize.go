@@ -51,7 +51,6 @@ type split struct {
 	behavior behavior
 }
 
-// A behavior selects the treatment of a delimiter.
 type behavior int
 
 const (
