@@ -140,15 +140,8 @@ type layer [hf.Roles]weight
 
 // New returns a model over the given parameters, which have the layout of cfg. cfg must be resolved and valid.
 func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Model {
-	if opt.LossChunk <= 0 {
-		opt.LossChunk = DefaultLossChunk
-	}
-	if opt.tile == 0 {
-		opt.tile = tileRows
-	}
-	if opt.Recompute == "" {
-		opt.Recompute = RecomputeNone
-	}
+	opt.LossChunk, opt.tile = cmp.Or(opt.LossChunk, DefaultLossChunk), cmp.Or(opt.tile, tileRows)
+	opt.Recompute = cmp.Or(opt.Recompute, RecomputeNone)
 	if _, ok := saves[opt.Recompute]; !ok {
 		panic(fmt.Sprintf("model: recompute %q in a resolved config", opt.Recompute))
 	}

@@ -6,6 +6,7 @@
 package backends
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -124,20 +125,10 @@ const maxLength = 1 << 40
 // checked returns p with its defaults, or an error for impossible ranks, heads or lengths. Other values are checked
 // where they enter the program.
 func (p Params) checked() (Params, error) {
-	if p.ContextSize == 0 {
-		p.ContextSize = 1
-	}
+	p.ContextSize, p.Gather = cmp.Or(p.ContextSize, 1), cmp.Or(p.Gather, "beside")
+	p.Algorithm, p.Layout = cmp.Or(p.Algorithm, "ring"), cmp.Or(p.Layout, "zigzag")
 	if p.InnerSize == 0 && (p.Algorithm != "hierarchical" || p.ContextSize == 1) {
 		p.InnerSize = 1
-	}
-	if p.Algorithm == "" {
-		p.Algorithm = "ring"
-	}
-	if p.Layout == "" {
-		p.Layout = "zigzag"
-	}
-	if p.Gather == "" {
-		p.Gather = "beside"
 	}
 	if p.Causal {
 		p.WindowRight = 0

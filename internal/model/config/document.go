@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -131,17 +132,10 @@ func (c *Config) Differences(old *Config) []Difference {
 	for i := range keys {
 		k := keys[i].path
 		if was[k] != is[k] {
-			out = append(out, Difference{k, orNull(was[k]), orNull(is[k])})
+			out = append(out, Difference{k, cmp.Or(was[k], "null"), cmp.Or(is[k], "null")})
 		}
 	}
 	return out
-}
-
-func orNull(text string) string {
-	if text == "" {
-		return "null"
-	}
-	return text
 }
 
 // texts returns the values of all keys as YAML. Keys without a value are absent.

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -109,13 +110,7 @@ func (m *Machine) describe(given map[string]string) []error {
 		return []error{&AssumeError{"gpu=" + given["gpu"],
 			fmt.Sprintf("it has arch=sm%d, not %s; leave one of the two out", card.Arch, given["arch"])}}
 	}
-	m.Arch = card.Arch
-	if m.Memory == 0 {
-		m.Memory = card.Memory
-	}
-	if m.Link == 0 {
-		m.Link = int64(card.Link)
-	}
+	m.Arch, m.Memory, m.Link = card.Arch, cmp.Or(m.Memory, card.Memory), cmp.Or(m.Link, int64(card.Link))
 	return nil
 }
 

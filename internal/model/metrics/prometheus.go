@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,10 +53,7 @@ func ServePrometheus(address string, resumed int64) (*Prometheus, error) {
 	if err != nil {
 		return nil, fmt.Errorf("log.prometheus %q: %w; write host:port", address, err)
 	}
-	if host == "" {
-		host = "127.0.0.1"
-	}
-	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
+	l, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
 	if err != nil {
 		return nil, fmt.Errorf("log.prometheus %q: %w; choose another port, or \"\" for none", address, err)
 	}
