@@ -47,28 +47,13 @@ func (fs faults) seenBy(rank int) error {
 
 // A verdict is rank 0's message to all ranks: whether the checkpoint is complete.
 type verdict struct {
-	Faults faults
+	Faults []faultText
 	Final  bool // a newer start exists, so no later save can succeed
 }
 
 type faultText struct {
 	Rank  int    `json:"rank"`
 	Error string `json:"error"`
-}
-
-// MarshalJSON encodes the text of the error.
-func (e *RankError) MarshalJSON() ([]byte, error) {
-	return json.Marshal(faultText{e.Rank, e.Err.Error()})
-}
-
-// UnmarshalJSON restores the text as an error.
-func (e *RankError) UnmarshalJSON(data []byte) error {
-	var t faultText
-	if err := json.Unmarshal(data, &t); err != nil {
-		return err
-	}
-	e.Rank, e.Err = t.Rank, errors.New(t.Error)
-	return nil
 }
 
 func encode(v any) []byte {

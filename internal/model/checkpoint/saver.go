@@ -261,11 +261,15 @@ func (s *Saver) gatherAndCommit(ctx context.Context, snap Snapshot, r report) (f
 	if err != nil {
 		return false, fmt.Errorf("gather of what the ranks wrote: %w", err)
 	}
+	var fs faults
 	var result verdict
 	err = s.onAllRanks(ctx, func() {
 		if s.group.Rank() == 0 {
-			result.Faults = s.commit(ctx, snap, r, blobs)
-			result.Final = errors.Is(result.Faults.seenBy(0), ErrSuperseded)
+			fs = s.commit(ctx, snap, r, blobs)
+			result.Final = errors.Is(fs.seenBy(0), ErrSuperseded)
+			for _, f := range fs {
+				result.Faults = append(result.Faults, faultText{f.Rank, f.Err.Error()})
+			}
 		}
 	})
 	if err != nil {
@@ -274,8 +278,11 @@ func (s *Saver) gatherAndCommit(ctx context.Context, snap Snapshot, r report) (f
 	blob, err := Broadcast(ctx, s.group, 0, encode(result))
 	if err == nil && s.group.Rank() != 0 {
 		err = json.Unmarshal(blob, &result)
+		for _, f := range result.Faults {
+			fs = append(fs, &RankError{f.Rank, errors.New(f.Error)})
+		}
 	}
-	if fault := result.Faults.seenBy(s.group.Rank()); fault != nil {
+	if fault := fs.seenBy(s.group.Rank()); fault != nil {
 		return err == nil && !result.Final, fault
 	}
 	if err != nil {
