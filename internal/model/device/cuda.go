@@ -65,7 +65,7 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1,
 		Machine:   o.Machine,
 		NewStream: s.further.maker(s.newStream), NewClock: s.clock,
-		NewOptim: s.newOptim,
+		NewOptim: func(to tensor.Stream) optim.Device { return gpu.NewOptim(to.(*cuda.Stream), s.loader) },
 		close:    func() error { return closeAll(closers) },
 	}
 	if peak, ok := machine.CardFor(s.dev.Arch); ok {
@@ -258,10 +258,6 @@ func (s *cudaStore) newStream(name string) (Stream, error) {
 		return nil, err
 	}
 	return stream, nil
-}
-
-func (s *cudaStore) newOptim(to tensor.Stream) optim.Device {
-	return gpu.NewOptim(to.(*cuda.Stream), s.loader)
 }
 
 func (s *cudaStore) newCopies() (*copies, error) {
