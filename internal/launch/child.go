@@ -27,16 +27,16 @@ const flushTime = 3 * time.Second
 
 // A child is the launcher's side of one worker.
 type child struct {
-	rank, localRank int
-	cmd             *exec.Cmd
-	sharesCore      bool // with other ranks
-	pid             int
-	log             string
-	conn            net.Conn
-	commands        chan []byte   // read by send; a status command is sent only if it is empty, the others have room
-	received        chan struct{} // closed after the last event
-	relay           *relay
-	dead            atomic.Bool // it has ended, perhaps before the launcher's next signal
+	rank       int
+	cmd        *exec.Cmd
+	sharesCore bool // with other ranks
+	pid        int
+	log        string
+	conn       net.Conn
+	commands   chan []byte   // read by send; a status command is sent only if it is empty, the others have room
+	received   chan struct{} // closed after the last event
+	relay      *relay
+	dead       atomic.Bool // it has ended, perhaps before the launcher's next signal
 
 	// Used by loop alone:
 	evidence evidence

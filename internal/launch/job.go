@@ -9,7 +9,6 @@ import (
 	"os"
 	"runtime"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/cprun/cprun/internal/launch/waits"
@@ -109,22 +108,20 @@ type Result struct {
 
 // Failure is how one rank failed.
 type Failure struct {
-	Rank, LocalRank int
+	Rank int
 	// Ranks counts the ranks, starting with Rank, that failed together with their node; 0: only Rank.
 	Ranks    int
 	Host     string
-	PID      int            // 0: never started
-	ExitCode int            // -1: ended by a signal, or not started
-	Signal   syscall.Signal // 0: none
-	Cause    string         // one line or several
-	Hint     string         // the fix; may be empty
-	Phase    string         // of the step; may be empty
-	Step     int64          // 0: unknown
-	Log      string         // path of its log
-	Remote   bool           // it is a victim: the cause was in another rank
-	Class    Class          // likely causes first
-	Order    int            // of the first signs of failure, from 1; 0: unknown
-	TimedOut bool           // it, or a rank that it has heard of, waited for too long
+	PID      int    // 0: never started
+	Cause    string // one line or several
+	Hint     string // the fix; may be empty
+	Phase    string // of the step; may be empty
+	Step     int64  // 0: unknown
+	Log      string // path of its log
+	Remote   bool   // it is a victim: the cause was in another rank
+	Class    Class  // likely causes first
+	Order    int    // of the first signs of failure, from 1; 0: unknown
+	TimedOut bool   // it, or a rank that it has heard of, waited for too long
 	// WaitState is its work and its waits at that time; nil: unknown.
 	WaitState *waits.WaitState `json:"Standing"`
 	Tail      []string         // the last lines of its output, unless already printed

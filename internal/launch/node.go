@@ -179,7 +179,7 @@ func (t *attempt) newChild(local int) (*child, []byte, error) {
 	cmd.Args[0] = os.Args[0]
 	cmd.Env = workerEnv(os.Environ(), h)
 	return &child{
-		rank: h.Rank, localRank: local, cmd: cmd, sharesCore: h.Core != nil,
+		rank: h.Rank, cmd: cmd, sharesCore: h.Core != nil,
 		log: terminal.Name(filepath.Join(s.Logs.Name(), logName(h.Rank))),
 		relay: &relay{
 			log: log, con: l.con, prefix: fmt.Sprintf("rank %d", h.Rank),

@@ -56,9 +56,7 @@ func (t *attempt) failures() []Failure {
 			continue
 		}
 		f := Failure{
-			Rank: c.rank, LocalRank: c.localRank, Host: t.job.Node, PID: c.pid,
-			ExitCode: c.evidence.exit.ExitStatus(), Signal: max(0, c.evidence.exit.Signal()),
-			Cause: v.cause, Hint: v.hint, Log: c.log,
+			Rank: c.rank, Host: t.job.Node, PID: c.pid, Cause: v.cause, Hint: v.hint, Log: c.log,
 			Remote: v.class == classRemote || v.class == classOurs,
 			Class:  v.class, Order: c.evidence.order,
 			// Only some ranks report steps; the others were at about the same one.
@@ -70,9 +68,6 @@ func (t *attempt) failures() []Failure {
 		if r := c.evidence.report; r != nil {
 			f.TimedOut = r.TimedOut
 			f.Phase, f.Step = r.Phase, cmp.Or(r.Step, f.Step)
-		}
-		if c.evidence.startErr != nil {
-			f.ExitCode = -1
 		}
 		fs = append(fs, f)
 	}

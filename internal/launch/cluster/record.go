@@ -152,7 +152,7 @@ func (r *record) verdict(t *tally, e launch.Ending) launch.Verdict {
 // lost returns the failure that reports a lost agent with all its ranks.
 func (m *Member) lost(why string, order int) launch.Failure {
 	return launch.Failure{
-		Rank: m.FirstRank, Ranks: m.NProc, Host: m.Host, ExitCode: -1, Cause: why, Order: order,
+		Rank: m.FirstRank, Ranks: m.NProc, Host: m.Host, Cause: why, Order: order,
 		Hint: "check that the host is up, and read its system log; the logs of the other nodes contain the last step",
 	}
 }
