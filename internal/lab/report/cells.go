@@ -96,10 +96,7 @@ func (g *grid) table(caption string, field func(*experiment.Cell) cell) (t *tabl
 	rows := map[string]int{}
 	for i := range g.Cells {
 		c := &g.Cells[i]
-		name := g.names(c, down)
-		if name == "" {
-			name = g.Name
-		}
+		name := cmp.Or(g.names(c, down), g.Name)
 		row, ok := rows[name]
 		if !ok {
 			row = len(t.Rows)
@@ -239,14 +236,8 @@ func (g *grid) best() *table {
 		if len(o.cells) > 1 {
 			next = o.cells[1]
 		}
-		name := g.names(first, choice)
-		if name == "" {
-			name = "–"
-		}
-		if o.name == "" {
-			o.name = g.Name
-		}
-		t.Rows = append(t.Rows, []cell{{Text: o.name, Head: true}, {Text: name, Class: "best"},
+		t.Rows = append(t.Rows, []cell{{Text: cmp.Or(o.name, g.Name), Head: true},
+			{Text: cmp.Or(g.names(first, choice), "–"), Class: "best"},
 			text(first.Choices.String()), known(first.TokensPerSecond, readable.Number),
 			known(first.TokensPerSecondPerDevice, readable.Number),
 			known(first.TFLOPsPerDevice, readable.Number), known(first.MFU, readable.Percent), known(first.StepSeconds,

@@ -226,10 +226,7 @@ func (g *grid) lines(not []string, point func(c *experiment.Cell) (x, y, lo, hi 
 }
 
 func (g *grid) series(c *experiment.Cell, axes []experiment.Axis) series {
-	s := series{Name: g.names(c, axes)}
-	if s.Name == "" {
-		s.Name = "measured"
-	}
+	s := series{Name: cmp.Or(g.names(c, axes), "measured")}
 	for i, a := range axes {
 		n := int(place(a, g.value(c, a.Key)))
 		if i == 0 {

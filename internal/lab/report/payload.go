@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/cprun/cprun/internal/run/bench"
 )
 
 type page struct {
@@ -195,14 +193,6 @@ func (t *table) drop() {
 			t.Rows[k] = slices.Delete(t.Rows[k], i, i+1)
 		}
 	}
-}
-
-func median(x []float64) float64 {
-	known := slices.DeleteFunc(slices.Clone(x), math.IsNaN)
-	if len(known) == 0 {
-		return math.NaN()
-	}
-	return bench.Median(known)
 }
 
 // known returns a cell with f(x), or a dash for 0, NaN and infinities.

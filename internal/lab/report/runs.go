@@ -14,6 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/metrics"
+	"github.com/cprun/cprun/internal/run/bench"
 )
 
 // A curve describes a figure of values by step.
@@ -288,11 +289,14 @@ func (r *Run) headline() string {
 func (r *Run) median(value func(metrics.Step) metrics.Float) float64 {
 	var all []float64
 	for i, s := range r.Steps {
-		if s.Step > 0 {
-			all = append(all, float64(value(averaged(r.Steps, i))))
+		if v := float64(value(averaged(r.Steps, i))); s.Step > 0 && !math.IsNaN(v) {
+			all = append(all, v)
 		}
 	}
-	return median(all)
+	if len(all) == 0 {
+		return math.NaN()
+	}
+	return bench.Median(all)
 }
 
 func summary(runs []Run) *table {
