@@ -262,10 +262,8 @@ func (s *scale) results() *experiment.Results {
 	r := &experiment.Results{
 		Version: experiment.Version, Name: s.e.Name, Command: shell(s.Args), Commit: s.Version, Machine: s.on,
 		Device:  s.device,
-		Created: time.Now().UTC().Truncate(time.Second), Base: s.e.Base, Grid: s.e.Grid, Set: s.e.Set, Cells: s.cells,
-	}
-	if len(s.Set) > 0 {
-		r.Set = maps.Clone(r.Set)
+		Created: time.Now().UTC().Truncate(time.Second), Base: s.e.Base, Grid: s.e.Grid,
+		Set: maps.Clone(s.e.Set), Cells: s.cells,
 	}
 	for _, flag := range s.Set {
 		key, value, _ := strings.Cut(flag, "=")

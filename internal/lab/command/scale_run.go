@@ -240,16 +240,12 @@ func (s *scale) measure(r *experiment.Run) {
 	}
 }
 
-func (s *scale) at(i, round int, order []int) string {
+func (s *scale) line(i int, r *experiment.Run, order []int) string {
 	text := fmt.Sprintf("cell %d of %d  %s", slices.Index(order, i)+1, len(order), s.values(i))
 	if s.e.Repeat > 1 {
-		text += fmt.Sprintf("  run %d of %d", round, s.e.Repeat)
+		text += fmt.Sprintf("  run %d of %d", r.Run, s.e.Repeat)
 	}
-	return text
-}
-
-func (s *scale) line(i int, r *experiment.Run, order []int) string {
-	text := s.at(i, r.Run, order) + "  " + string(r.Status)
+	text += "  " + string(r.Status)
 	if r.Error != "" {
 		text += ": " + terminal.Clip(r.Error, 200)
 	} else if r.Counted != nil {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -172,14 +173,9 @@ func (s *scale) taskCommand() (string, error) {
 	return "env --chdir=" + shell([]string{work}) + " " + shell(args), nil
 }
 
-func jobName(name string) string {
-	return strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.' {
-			return r
-		}
-		return '_'
-	}, name)
-}
+var notInName = regexp.MustCompile(`[^A-Za-z0-9._-]`)
+
+func jobName(name string) string { return notInName.ReplaceAllString(name, "_") }
 
 func (s *scale) deal() error {
 	text, err := files.Read(filepath.Join(s.Out, sharesName), maxShares)

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -44,16 +45,13 @@ func (e *Experiment) Cells() []Cell {
 
 const maxID = 64
 
+var notInName = regexp.MustCompile(`[^A-Za-z0-9._]`)
+
 // id returns the name of a cell's directory: its number and its values.
 func (e *Experiment) id(number, digits int, values map[string]any) string {
 	name := fmt.Sprintf("%0*d", digits, number)
 	for _, a := range e.Grid {
-		name += "-" + strings.Map(func(r rune) rune {
-			if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._", r) {
-				return r
-			}
-			return '_'
-		}, Text(values[a.Key]))
+		name += "-" + notInName.ReplaceAllString(Text(values[a.Key]), "_")
 	}
 	return name[:min(len(name), maxID)]
 }
@@ -224,9 +222,7 @@ func (e *Experiment) Identity(configs [][]byte, flags map[string]string) Identit
 		"warmup": strconv.Itoa(e.Warmup), "repeat": strconv.Itoa(e.Repeat), "limit": config.FormatTime(e.Limit),
 		"the cells' configs": hex.EncodeToString(sum.Sum(nil)),
 	}
-	for name, value := range flags {
-		id[name] = value
-	}
+	maps.Copy(id, flags)
 	return id
 }
 
