@@ -77,8 +77,7 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 		func(out *progress.Printer, e launch.Event) {
 			var row job.BenchRow
 			if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil {
-				add(r, row)
-				out.Note(lineOf(&row))
+				out.Note(add(r, row))
 			}
 		})
 	if err != nil {
@@ -94,30 +93,22 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 	return res.ExitCode, res.Err
 }
 
-func add(r *bench.Report, row job.BenchRow) {
+// add adds a row to the report, and returns it in one line.
+func add(r *bench.Report, row job.BenchRow) string {
 	switch {
 	case row.Attention != nil:
 		r.Attention.Rows = append(r.Attention.Rows, *row.Attention)
+		return row.Attention.Line()
 	case row.Packed != nil:
 		r.Attention.Packed = append(r.Attention.Packed, *row.Packed)
+		return row.Packed.Line()
 	case row.Comm != nil:
-		r.Comm = append(r.Comm, *row.Comm)
+		c := row.Comm
+		r.Comm = append(r.Comm, *c)
+		return fmt.Sprintf("%s of %d bytes over %s: %.3g GB/s", c.Call, c.Bytes, c.Transport, c.GBps)
 	case row.Ops != nil:
 		r.Ops = append(r.Ops, *row.Ops)
-	}
-}
-
-func lineOf(b *job.BenchRow) string {
-	switch {
-	case b.Attention != nil:
-		return b.Attention.Line()
-	case b.Packed != nil:
-		return b.Packed.Line()
-	case b.Comm != nil:
-		return fmt.Sprintf("%s of %d bytes over %s: %.3g GB/s", b.Comm.Call, b.Comm.Bytes, b.Comm.Transport,
-			b.Comm.GBps)
-	case b.Ops != nil:
-		return fmt.Sprintf("%s: %.3g %s", b.Ops.Name, b.Ops.Rate, b.Ops.Unit)
+		return fmt.Sprintf("%s: %.3g %s", row.Ops.Name, row.Ops.Rate, row.Ops.Unit)
 	}
 	return ""
 }

@@ -113,14 +113,13 @@ func (o *GenerateOptions) generate(ctx context.Context, path, text string) error
 	if p.unended && !o.Quiet {
 		fmt.Fprintln(o.Stderr)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case rep.End == generate.Interrupted:
-		o.report(w, req, rep)
-		return errInterrupted
 	}
 	o.report(w, req, rep)
+	if rep.End == generate.Interrupted {
+		return errInterrupted
+	}
 	return end()
 }
 

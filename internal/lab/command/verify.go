@@ -205,7 +205,9 @@ func (o *VerifyOptions) compare(ctx context.Context, r *verify.Report, dir *scra
 		root.Close()
 		task := job.Train{Config: string(v.cfg.YAML()), RunDir: side, Version: o.Version, Machine: o.machine,
 			Whole: whole, Leak: i == 1}
-		res, found, err := o.side(ctx, task, v.ranks, notes)
+		notes = append(notes, "verify: the first step on "+readable.Counted(v.ranks, "rank"))
+		var found train.Verified
+		res, err := o.report(ctx, job.RoleVerify, v.ranks, notes, func(string) any { return task }, &found)
 		if err != nil || res.ExitCode != launch.ExitDone {
 			if res.First != nil {
 				r.Error = res.First.Error()
@@ -225,14 +227,6 @@ func (o *VerifyOptions) compare(ctx context.Context, r *verify.Report, dir *scra
 		return launch.ExitFailed, nil
 	}
 	return launch.ExitDone, nil
-}
-
-// side runs the workers of one side.
-func (o *VerifyOptions) side(ctx context.Context, task job.Train, ranks int, notes []string) (res launch.Result,
-	v train.Verified, err error) {
-	notes = append(slices.Clone(notes), "verify: the first step on "+readable.Counted(ranks, "rank"))
-	res, err = o.report(ctx, job.RoleVerify, ranks, notes, func(string) any { return task }, &v)
-	return res, v, err
 }
 
 // present prints the tables, and writes the JSON of --json.
