@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
 	"time"
 )
 
@@ -21,8 +20,8 @@ type Config struct {
 	Min, Max int // number of agents; equal if it is fixed
 	NProc    int // workers of this agent
 
-	Host   string // name of this node in messages; "": the host name
-	HostID string // equal on all agents of one host; "": Host
+	Host   string // name of this node in messages
+	HostID string // equal on all agents of one host
 
 	// Listen is this host's IP address on the job's network, for control connections and for workers.
 	Listen string
@@ -43,9 +42,8 @@ type Config struct {
 	LastCall       time.Duration // wait for further agents before fewer than Max start; 0: 10 s
 	Silence        time.Duration // an agent silent for this long is lost; 0: 5 s
 
-	RunDir RunDir // nil: no payload, and one agent
-	// Log prints a line for the user; nil: no output.
-	Log func(format string, args ...any)
+	RunDir RunDir
+	Log    func(format string, args ...any) // prints a line for the user
 
 	Network Network // nil: TCP and UDP
 }
@@ -61,13 +59,6 @@ type RunDir interface {
 	// After an error, Claim is called again; a *launch.Over ends the job.
 	Claim(ctx context.Context, payload []byte, number int, decision []byte) (newest []byte, err error)
 }
-
-// noRunDir is the RunDir of a job with one agent and without a payload.
-type noRunDir struct{}
-
-func (noRunDir) Prepare(context.Context, Assignment) ([]byte, error) { return nil, nil }
-
-func (noRunDir) Claim(_ context.Context, _ []byte, _ int, d []byte) ([]byte, error) { return d, nil }
 
 // Network connects agents. Tests replace it.
 type Network interface {
@@ -87,18 +78,8 @@ func (c *Config) resolve() error {
 	c.RegroupTimeout = cmp.Or(c.RegroupTimeout, time.Minute)
 	c.LastCall = cmp.Or(c.LastCall, 10*time.Second)
 	c.Silence = cmp.Or(c.Silence, 5*time.Second)
-	if c.Host == "" {
-		c.Host, _ = os.Hostname()
-	}
-	c.HostID = cmp.Or(c.HostID, c.Host)
-	if c.Log == nil {
-		c.Log = func(string, ...any) {}
-	}
 	if c.Network == nil {
 		c.Network = tcp{}
-	}
-	if c.RunDir == nil {
-		c.RunDir = noRunDir{}
 	}
 	switch {
 	case c.Min < 1 || c.Max < c.Min || c.Max > maxAgents:

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,6 +83,7 @@ func joinOne(t *testing.T, port, i, n int, change func(i int, c *Config)) *host 
 	if change != nil {
 		change(i, &cfg)
 	}
+	cfg.HostID = cmp.Or(cfg.HostID, cfg.Host)
 	c, err := Join(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -12,12 +12,11 @@ func simConfig(least, most int) Config {
 	c := Config{
 		Job: "sim", Key: []byte("0123456789abcdef"), NodeRank: -1, Min: least, Max: most, NProc: 2,
 		Host: "h", Listen: "10.0.0.1",
-		MaxRestarts: 20, Seeds: []string{"10.0.0.1:4000"},
+		MaxRestarts: 20, Seeds: []string{"10.0.0.1:4000"}, Log: func(string, ...any) {},
 	}
 	if err := c.resolve(); err != nil {
 		panic(err)
 	}
-	c.HostID = ""
 	return c
 }
 

@@ -92,8 +92,8 @@ func (c *crowd) start(i, n int) {
 	cfg := cluster.Config{
 		Job: "simulation", Key: crowdKey, Program: "v1", Inputs: "digest", NodeRank: i,
 		Min: (n*3 + 3) / 4, Max: n, NProc: 8,
-		Host: fmt.Sprintf("node%04d", i), Listen: h.Addr().String(), Seeds: []string{"10.0.0.0:4000"}, MaxRestarts: 5,
-		RunDir: c, Network: h,
+		Host: fmt.Sprintf("node%04d", i), HostID: fmt.Sprintf("node%04d", i), Listen: h.Addr().String(),
+		Seeds: []string{"10.0.0.0:4000"}, MaxRestarts: 5, RunDir: c, Network: h, Log: func(string, ...any) {},
 	}
 	if i == 0 {
 		cfg.Port, cfg.Meets = 4000, true
