@@ -516,5 +516,3 @@ type silent struct{}
 func (silent) Exchange(_, _ []comm.Message) (comm.Pending, error) { return silent{}, nil }
 func (silent) Wait()                                              {}
 func (silent) Sync(context.Context) error                         { return nil }
-func (silent) Copy(_, _ View)                                     {}
-func (silent) Add(_, _ View)                                      {}

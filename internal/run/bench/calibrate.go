@@ -453,8 +453,7 @@ func (c *calibration) passes(ctx context.Context) (set cost.Set, err error) {
 	for _, tokens := range c.spec.Passes {
 		s := c.opsSpec(tokens)
 		b := &opsRun{Rank: c.Rank, ctx: ctx, s: s, t: c.dtype, ops: c.Device.Ops, arena: arena}
-		list := append([]func() operation{b.copyAll}, b.norms()...)
-		list = append(append(list, b.rest()...), b.optimizer()...)
+		list := slices.Concat([]func() operation{b.copyAll}, b.norms(), b.rest(), b.optimizer())
 		for _, make := range list {
 			mark := arena.Mark()
 			o := make()
@@ -549,8 +548,6 @@ func (c *calibration) queueing(ctx context.Context, v View) (float64, error) {
 	return most[0], c.Device.Stream.Sync(ctx)
 }
 
-var otherHosts = []string{"tcp"}
-
 // links measures transfers between neighbours and collectives on every transport.
 func (c *calibration) links(ctx context.Context) (set cost.Set, err error) {
 	if c.World.Size() == 1 {
@@ -559,7 +556,7 @@ func (c *calibration) links(ctx context.Context) (set cost.Set, err error) {
 	s := CommSpec{Sizes: c.spec.Links, Calls: Calls, Iters: minIters, Warmup: 1}
 	err = c.Comm(ctx, s, func(t Transfer) error {
 		pair := cost.SameHost
-		if slices.Contains(otherHosts, t.Transport) {
+		if t.Transport == "tcp" {
 			pair = cost.OtherHost
 		}
 		set.Links = append(set.Links, cost.Link{Pair: pair, Transport: t.Transport, Call: t.Call, Ranks: c.World.Size(),

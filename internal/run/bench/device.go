@@ -16,13 +16,6 @@ import (
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Lane is a traceable stream.
-type Lane interface {
-	tensor.Stream
-	Name() string              // as in traces: "compute", "comm"
-	Trace(f func(tensor.Span)) // calls f at the end of each piece of work; nil: stop
-}
-
 // Rank is one process of a benchmark.
 type Rank struct {
 	Device  device.Device // with the kernel to measure

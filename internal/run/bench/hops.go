@@ -82,8 +82,8 @@ func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) 
 		return nil, err
 	}
 	var mu sync.Mutex
-	var spans []tensor.Span // guarded by mu
-	lane := t.Device.Stream.(Lane)
+	var spans []tensor.Span                                           // guarded by mu
+	lane := t.Device.Stream.(interface{ Trace(f func(tensor.Span)) }) // nil ends it
 	lane.Trace(func(s tensor.Span) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -91,7 +91,7 @@ func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) 
 	})
 	defer lane.Trace(nil)
 	if err = p.labelled(); err == nil {
-		err = lane.Sync(ctx)
+		err = t.Device.Stream.Sync(ctx)
 	}
 	mu.Lock()
 	defer mu.Unlock()

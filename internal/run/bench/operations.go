@@ -3,6 +3,8 @@ package bench
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/model"
@@ -153,11 +155,8 @@ func (b *opsRun) ids(rows int) View {
 
 // all lists every operation. The first two measure the peak rates.
 func (b *opsRun) all() []func() operation {
-	out := []func() operation{b.copyAll, b.linear("matrix product", b.s.Ceiling, b.s.Ceiling, b.s.Ceiling)}
-	out = append(out, b.linears()...)
-	out = append(out, b.norms()...)
-	out = append(out, b.rest()...)
-	return append(out, b.optimizer()...)
+	first := []func() operation{b.copyAll, b.linear("matrix product", b.s.Ceiling, b.s.Ceiling, b.s.Ceiling)}
+	return slices.Concat(first, b.linears(), b.norms(), b.rest(), b.optimizer())
 }
 
 func (b *opsRun) copyAll() operation {
@@ -297,12 +296,9 @@ func (b *opsRun) optimizer() []func() operation {
 }
 
 func dims(n ...int) string {
-	out := ""
-	for i, x := range n {
-		if i > 0 {
-			out += " x "
-		}
-		out += readable.Size(int64(x))
+	var out []string
+	for _, x := range n {
+		out = append(out, readable.Size(int64(x)))
 	}
-	return out
+	return strings.Join(out, " x ")
 }

@@ -233,9 +233,9 @@ type line struct {
 
 type lines []line
 
-// add adds a measurement of an amount of work. scale converts its rate to the unit.
-func (l *lines) add(name, unit, size string, amount, seconds, scale float64) {
-	p := point{size: size, amount: amount, seconds: seconds, rate: amount / seconds / scale}
+// add adds a measurement of an amount of work, with a unit of 1e9 a second.
+func (l *lines) add(name, unit, size string, amount, seconds float64) {
+	p := point{size: size, amount: amount, seconds: seconds, rate: amount / seconds / 1e9}
 	for i := range *l {
 		if x := &(*l)[i]; x.name == name {
 			x.points++
@@ -256,18 +256,17 @@ func linesOf(s *cost.Set) (l lines) {
 		way := map[bool]string{true: "backward", false: "forward"}[a.Backward]
 		l.add(fmt.Sprintf("%s %s, %s, %d, %s", a.Backend, a.DType, a.Mask, a.Dim, way), "GFLOP/s",
 			dims(a.Queries, a.Keys),
-			FLOPs(max(a.Tiles, 1)*cost.Tile(a.Mask, a.Queries, a.Keys).Pairs(), a.Heads, a.Dim, a.Dim), a.Seconds, 1e9)
+			FLOPs(max(a.Tiles, 1)*cost.Tile(a.Mask, a.Queries, a.Keys).Pairs(), a.Heads, a.Dim, a.Dim), a.Seconds)
 	}
 	for _, p := range s.Products {
 		l.add(p.Kind+" "+p.DType, "GFLOP/s", dims(p.Rows, p.In, p.Out),
-			cost.Work{Rows: p.Rows, In: p.In, Out: p.Out}.FLOPs(), p.Seconds, 1e9)
+			cost.Work{Rows: p.Rows, In: p.In, Out: p.Out}.FLOPs(), p.Seconds)
 	}
 	for _, p := range s.Passes {
-		l.add(p.Op+" "+p.DType, "GB/s", readable.Bytes(p.Bytes), float64(p.Bytes), p.Seconds, 1e9)
+		l.add(p.Op+" "+p.DType, "GB/s", readable.Bytes(p.Bytes), float64(p.Bytes), p.Seconds)
 	}
 	for _, k := range s.Links {
-		l.add(fmt.Sprintf("%s, %s", k.Call, k.Transport), "GB/s", readable.Bytes(k.Bytes), float64(k.Bytes), k.Seconds,
-			1e9)
+		l.add(fmt.Sprintf("%s, %s", k.Call, k.Transport), "GB/s", readable.Bytes(k.Bytes), float64(k.Bytes), k.Seconds)
 	}
 	return l
 }
