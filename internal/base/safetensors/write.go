@@ -174,10 +174,7 @@ func WriteIn(dir *os.Root, name string, metadata map[string]string, entries []En
 		if err := Write(w, metadata, entries); err != nil {
 			return err
 		}
-		if err := w.Flush(); err != nil {
-			return err
-		}
-		return f.Sync()
+		return w.Flush()
 	})
 	if err == nil {
 		err = files.Sync(dir)

@@ -82,12 +82,7 @@ func (d *Decider) Repeat(cfg *config.Config, ranks, hosts int) error {
 }
 
 // First returns the documents that Decide has gone by; nil: it asked for none, or there were none.
-func (d *Decider) First() []int {
-	if d == nil {
-		return nil
-	}
-	return d.docs
-}
+func (d *Decider) First() []int { return d.docs }
 
 type option struct {
 	Groups

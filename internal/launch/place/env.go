@@ -2,6 +2,7 @@ package place
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -27,12 +28,7 @@ func (e *env) fail(format string, args ...any) {
 func (e *env) text(name string) string { return strings.TrimSpace(e.get(name)) }
 
 func (e *env) has(names ...string) bool {
-	for _, name := range names {
-		if e.text(name) == "" {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(names, func(name string) bool { return e.text(name) == "" })
 }
 
 // first returns the first set variable, and its text.
