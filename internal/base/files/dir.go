@@ -11,8 +11,10 @@ package files
 
 import (
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -163,6 +165,13 @@ func Write(root *os.Root, name string, f func(d *Draft) error) error {
 		return errors.Join(err, d.Discard())
 	}
 	return d.Commit()
+}
+
+// WriteJSON writes v as JSON, with line breaks and this indent of each level.
+func WriteJSON(w io.Writer, indent string, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", indent)
+	return enc.Encode(v)
 }
 
 // WriteDir atomically makes a directory with the content that f writes. It replaces an empty directory of that name,

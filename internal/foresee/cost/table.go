@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 
 	"github.com/cprun/cprun/internal/base/files"
 )
@@ -137,11 +138,7 @@ const (
 )
 
 // Encode writes the table as JSON, a point a line.
-func (t *Table) Encode(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", " ")
-	return enc.Encode(t)
-}
+func (t *Table) Encode(w io.Writer) error { return files.WriteJSON(w, " ", t) }
 
 // Decode reads a table. It ignores unknown fields and returns an error for bad ones.
 func Decode(text []byte) (*Table, error) {
@@ -234,12 +231,7 @@ func (a *Attention) masked() bool {
 func time(s float64) bool { return s > 0 && s < 3600 && !math.IsNaN(s) }
 
 func counts(ns ...int) bool {
-	for _, n := range ns {
-		if n < 1 || n > 1<<48 {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(ns, func(n int) bool { return n < 1 || n > 1<<48 })
 }
 
 // keptUp is the shortest call, in seconds, that shows the rate of a GPU at its power limit. Shorter ones are faster

@@ -150,7 +150,7 @@ func writeFile(flag, path string, write func(io.Writer) error) error {
 
 func (o *BenchOptions) present(r *bench.Report) error {
 	r.Command, r.Version, r.Date = o.Command, o.Version, time.Now().UTC().Truncate(time.Second)
-	return o.output(r.Encode, r.Tables())
+	return o.output(func(w io.Writer) error { return files.WriteJSON(w, "  ", r) }, r.Tables())
 }
 
 // output prints the tables, and writes the JSON of --json to a file or in place of the tables.

@@ -221,11 +221,7 @@ func (o *Options) report(ctx context.Context, role job.Role, ranks int, notes []
 	return res, err
 }
 
-func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(terminal.JSON(w))
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
-}
+func printJSON(w io.Writer, v any) error { return files.WriteJSON(terminal.JSON(w), "  ", v) }
 
 func payload(v any) []byte {
 	b, err := json.Marshal(v)

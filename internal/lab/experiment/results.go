@@ -156,13 +156,6 @@ func Decode(r io.Reader) (*Results, error) {
 	return &res, nil
 }
 
-// Encode writes a results.json.
-func (r *Results) Encode(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", " ")
-	return enc.Encode(r)
-}
-
 // columns are the fields of a Cell in results.csv, after the keys of the grid.
 var columns = []string{
 	"backend", "layout", "recompute", "status", "tokens_per_second", "tokens_per_second_per_device",

@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/base/files"
 )
 
 func TestResultsReadBack(t *testing.T) {
@@ -21,7 +23,7 @@ func TestResultsReadBack(t *testing.T) {
 		}},
 	}
 	var b bytes.Buffer
-	if err := want.Encode(&b); err != nil {
+	if err := files.WriteJSON(&b, " ", want); err != nil {
 		t.Fatal(err)
 	}
 	got, err := Decode(&b)

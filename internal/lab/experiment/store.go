@@ -297,7 +297,8 @@ func (s *Store) WriteResults(r *Results, report func(io.Writer, *Results) error)
 
 // WriteResults writes results.csv, results.json, and report.html unless report is nil.
 func WriteResults(root *os.Root, r *Results, report func(io.Writer, *Results) error) error {
-	err := errors.Join(write(root, csvName, r.WriteCSV), write(root, jsonName, r.Encode))
+	err := errors.Join(write(root, csvName, r.WriteCSV),
+		write(root, jsonName, func(w io.Writer) error { return files.WriteJSON(w, " ", r) }))
 	if report != nil {
 		err = errors.Join(err, write(root, reportName, func(w io.Writer) error { return report(w, r) }))
 	}

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/tensor"
@@ -207,7 +208,7 @@ func check(t *testing.T, r *Report) {
 	t.Helper()
 	r.Date = time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)
 	var text, again, tables bytes.Buffer
-	if err := r.Encode(&text); err != nil {
+	if err := files.WriteJSON(&text, "  ", r); err != nil {
 		t.Fatal(err)
 	}
 	var back Report
@@ -216,7 +217,7 @@ func check(t *testing.T, r *Report) {
 	if err := dec.Decode(&back); err != nil {
 		t.Fatal(err)
 	}
-	if err := back.Encode(&again); err != nil || again.String() != text.String() {
+	if err := files.WriteJSON(&again, "  ", &back); err != nil || again.String() != text.String() {
 		t.Errorf("the report read back is another (%v):\n%s\n%s", err, text.String(), again.String())
 	}
 	for _, table := range r.Tables() {

@@ -7,9 +7,7 @@
 package bench
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -150,13 +148,6 @@ func (r *Report) Rows() int {
 		n += len(r.Train.Steps)
 	}
 	return n
-}
-
-// Encode writes the report as JSON.
-func (r *Report) Encode(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(r)
 }
 
 // Median returns the middle of xs, or the mean of the two in the middle; 0 of none.
