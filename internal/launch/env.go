@@ -119,6 +119,12 @@ func Environment() []Variable {
 	return vars
 }
 
+// Hostname returns the name of this host; localhost if it has none.
+func Hostname() string {
+	host, _ := os.Hostname()
+	return cmp.Or(host, "localhost")
+}
+
 // Terminal reports whether f is a terminal that can redraw a line in place.
 func Terminal(f *os.File) bool {
 	return term.IsTerminal(int(f.Fd())) && os.Getenv(envTerm) != "dumb"

@@ -186,15 +186,7 @@ func (j *Job) resolve() error {
 	t := &j.times
 	t.settle, t.grace = cmp.Or(t.settle, 2*time.Second), cmp.Or(t.grace, time.Second)
 	t.last, t.exit = cmp.Or(t.last, LastTime), cmp.Or(t.exit, 30*time.Second)
-	if j.RunID == "" {
-		j.RunID = NewRunID(time.Now())
-	}
-	if j.Node == "" {
-		var err error
-		if j.Node, err = os.Hostname(); err != nil {
-			j.Node = "localhost"
-		}
-	}
+	j.RunID, j.Node = cmp.Or(j.RunID, NewRunID(time.Now())), cmp.Or(j.Node, Hostname())
 	switch {
 	case j.NProc < 1:
 		return fmt.Errorf("number of processes %d: at least 1 is needed", j.NProc)

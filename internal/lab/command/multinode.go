@@ -361,13 +361,10 @@ func (t *multiNode) close() {
 
 // place returns this process's place in the job, from the flags and the launcher's environment variables.
 func (o *Options) place() (place.Placement, error) {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "localhost"
-	}
 	nproc, _ := strconv.Atoi(o.NProc) // resolve reports errors
 	at, err := place.Find(launch.Getenv, place.Flags{
-		NProc: max(0, nproc), Nodes: o.NNodes, NodeRank: o.NodeRank, Rendezvous: o.Rendezvous, Hostname: host,
+		NProc: max(0, nproc), Nodes: o.NNodes, NodeRank: o.NodeRank, Rendezvous: o.Rendezvous,
+		Hostname: launch.Hostname(),
 	})
 	if err != nil {
 		return at, &InputError{err}

@@ -48,12 +48,8 @@ type statusWriter struct {
 func startStatus(job *launch.Job, nodes int) *statusWriter {
 	t := &statusWriter{every: max(statusEvery, time.Duration(nodes)*statusPerNode), wake: make(chan struct{}, 1),
 		quit: make(chan struct{}), done: make(chan struct{})}
-	host, err := os.Hostname()
-	if err != nil {
-		host = "localhost"
-	}
 	t.node = status.Node{
-		Version: status.Version, Host: cmp.Or(job.Node, host), PID: os.Getpid(), Begun: time.Now(),
+		Version: status.Version, Host: cmp.Or(job.Node, launch.Hostname()), PID: os.Getpid(), Begun: time.Now(),
 		Every: t.every.Seconds(), State: status.Running, Ranks: job.NProc, RunID: job.RunID,
 	}
 	job.Watch, job.OnStatus = t.every, t.update
