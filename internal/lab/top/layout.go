@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -173,11 +174,7 @@ func (p *picture) title() Line {
 }
 
 func (p *picture) clock(t time.Time) string {
-	zone := p.look.Zone
-	if zone == nil {
-		zone = time.Local
-	}
-	return t.In(zone).Format("15:04:05")
+	return t.In(cmp.Or(p.look.Zone, time.Local)).Format("15:04:05")
 }
 
 func (p *picture) progress() []Line {

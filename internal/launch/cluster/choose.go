@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cprun/cprun/internal/launch"
@@ -36,9 +37,7 @@ func (t *tally) record(cause string, lost []string) {
 		t.InRow++
 	}
 	counts := map[string]int{}
-	for k, n := range t.Lost {
-		counts[k] = n
-	}
+	maps.Copy(counts, t.Lost)
 	for _, k := range lost {
 		counts[k]++
 	}
