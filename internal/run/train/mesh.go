@@ -8,7 +8,6 @@ import (
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/state"
-	"github.com/cprun/cprun/tensor"
 )
 
 // A mesh is a rank's place in the grid of data-parallel groups by context-parallel ranks. The ranks of a context group
@@ -26,12 +25,6 @@ type mesh struct {
 	dataRank, dataSize int // rank and number of context groups
 }
 
-// A parent is a host group from which groups with their own stream can be split.
-type parent interface {
-	comm.Communicator
-	Subgroup(ctx context.Context, colour, key int, compute tensor.Stream) (*comm.Group, error)
-}
-
 // newMesh creates the groups that need no device. join creates the others.
 func newMesh(ctx context.Context, world comm.Communicator, contextSize, copies int) (*mesh, error) {
 	if world.Size()%contextSize != 0 {
@@ -46,7 +39,7 @@ func newMesh(ctx context.Context, world comm.Communicator, contextSize, copies i
 	if d, ok := world.(comm.Hosted); ok {
 		m.world = d.Host()
 	}
-	all, ok := m.world.(parent)
+	all, ok := m.world.(*comm.Group)
 	if !ok {
 		return nil, fmt.Errorf("checkpoint group: a %T cannot split off a group with its own stream", m.world)
 	}
