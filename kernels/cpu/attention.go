@@ -25,8 +25,10 @@ func (c *Kernels) Forward(
 	c.queue("attention reset", func() {
 		fillAny(acc.O, 0)
 		fillAny(acc.LSE, math.Inf(-1))
+		if p.Scores != nil && !p.Scores.Max.IsZero() {
+			fillAny(p.Scores.Max, math.Inf(-1))
+		}
 	})
-	c.resetMax(p.Scores)
 	c.Launch(fmt.Sprintf("cpu %v (%v)", q.DType(), c.level))
 	c.forward = forwardPass{c, o, acc, q, p}
 	return &c.forward, nil

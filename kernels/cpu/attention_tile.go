@@ -221,10 +221,3 @@ func views(s *attention.Scores) []tensor.View {
 	}
 	return slices.DeleteFunc([]tensor.View{s.Slopes, s.Bias, s.DBias, s.Max}, tensor.View.IsZero)
 }
-
-// resetMax queues the initialisation of the largest scores.
-func (c *Kernels) resetMax(s *attention.Scores) {
-	if s != nil && !s.Max.IsZero() {
-		c.queue("attention reset", func() { fillAny(s.Max, math.Inf(-1)) })
-	}
-}

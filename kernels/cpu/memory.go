@@ -1,7 +1,6 @@
 package cpu
 
 import (
-	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -34,53 +33,35 @@ func memoryOf[T tensor.Float](v tensor.View) memory[T] {
 // load reads len(dst) elements, the first at index at.
 func (m memory[T]) load(dst []T, at int) { m.loadRows(dst, at, 0, 1, len(dst)) }
 
-// loadRows reads rows of n elements into dst, without gaps. The first row is at index at, and ld is their distance.
+// loadRows reads rows of n elements into dst, without gaps. The first row is at index at, and ld is their distance. All
+// levels give the same bits. Rows are short, so the switch is outside of the loops.
 func (m memory[T]) loadRows(dst []T, at, ld, rows, n int) {
-	if isHalf(m.dtype) && rows > 0 {
-		widenRows(any(dst).([]float32), m.half[at:], ld, rows, n, m.dtype)
-		return
-	}
-	for r := range rows {
-		copy(dst[r*n:][:n], m.data[at+r*ld:])
+	l := current()
+	switch m.dtype {
+	case tensor.BF16:
+		for wide, r := any(dst).([]float32), 0; r < rows; r++ {
+			l.FromBF16(wide[r*n:][:n], m.half[at+r*ld:][:n])
+		}
+	case tensor.F16:
+		for wide, r := any(dst).([]float32), 0; r < rows; r++ {
+			l.FromF16(wide[r*n:][:n], m.half[at+r*ld:][:n])
+		}
+	default:
+		for r := range rows {
+			copy(dst[r*n:][:n], m.data[at+r*ld:])
+		}
 	}
 }
 
 // store writes len(src) elements, the first at index at.
 func (m memory[T]) store(at int, src []T) {
-	if !isHalf(m.dtype) {
+	switch m.dtype {
+	case tensor.BF16:
+		current().ToBF16(m.half[at:][:len(src)], any(src).([]float32))
+	case tensor.F16:
+		current().ToF16(m.half[at:][:len(src)], any(src).([]float32))
+	default:
 		copy(m.data[at:][:len(src)], src)
-		return
-	}
-	round(m.half[at:][:len(src)], any(src).([]float32), m.dtype)
-}
-
-// widenRows converts rows of n 16-bit floats, ld apart, to float32. All levels give the same bits. Rows are short, so
-// the switch is outside of the loop.
-func widenRows(dst []float32, src []uint16, ld, rows, n int, t tensor.DType) {
-	l := current()
-	switch t {
-	case tensor.BF16:
-		for r := range rows {
-			l.FromBF16(dst[r*n:][:n], src[r*ld:][:n])
-		}
-	case tensor.F16:
-		for r := range rows {
-			l.FromF16(dst[r*n:][:n], src[r*ld:][:n])
-		}
-	default:
-		panic(fmt.Sprintf("kernels: %v is no float of 16 bits", t))
-	}
-}
-
-// round converts float32 to 16-bit floats.
-func round(dst []uint16, src []float32, t tensor.DType) {
-	switch t {
-	case tensor.BF16:
-		current().ToBF16(dst, src)
-	case tensor.F16:
-		current().ToF16(dst, src)
-	default:
-		panic(fmt.Sprintf("kernels: %v is no float of 16 bits", t))
 	}
 }
 
