@@ -297,17 +297,13 @@ func newLocal(n, pairs int, compute []tensor.Stream, opts Options) []*Group {
 // Barrier blocks the caller until every rank has called it. It comes after the group's
 // earlier calls; the compute stream has no part in it.
 func (g *Group) Barrier(ctx context.Context) error {
-	p, err := g.enqueue("barrier", "", false, func() error {
+	return Finish(ctx)(g.enqueue("barrier", "", false, func() error {
 		if g.few() {
 			return g.disseminate()
 		}
 		empty := func(int) []byte { return nil }
 		return g.swap(empty, empty)
-	})
-	if err != nil {
-		return err
-	}
-	return p.Sync(ctx)
+	}))
 }
 
 // A member is one rank's arguments of Split.
@@ -330,7 +326,7 @@ func (g *Group) split(ctx context.Context, colour, key int, compute tensor.Strea
 	g.splits++
 	count := g.splits
 	g.mu.Unlock()
-	p, err := g.enqueue("split", "", false, func() error {
+	err := Finish(ctx)(g.enqueue("split", "", false, func() error {
 		buf := tensor.FromSlice(all, 1, n, 1, 2)
 		b := tensor.Bytes(buf)
 		if err := g.gatherBlocks(b, len(b)/n); err != nil {
@@ -338,10 +334,7 @@ func (g *Group) split(ctx context.Context, colour, key int, compute tensor.Strea
 		}
 		copy(all, tensor.Data[int64](buf))
 		return nil
-	})
-	if err == nil {
-		err = p.Sync(ctx)
-	}
+	}))
 	if err != nil {
 		return nil, err
 	}

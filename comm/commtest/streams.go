@@ -198,11 +198,7 @@ func (s suite) testConcurrentGroups(t *testing.T) {
 				for _, v := range views[k] {
 					// No Wait: through the one compute stream the groups would wait for each
 					// other, on each rank in another order.
-					p, err := c.AllReduce(v, comm.Sum)
-					if err == nil {
-						err = p.Sync(r.ctx)
-					}
-					if errs[k] = err; err != nil {
+					if errs[k] = comm.Finish(r.ctx)(c.AllReduce(v, comm.Sum)); errs[k] != nil {
 						return
 					}
 				}

@@ -148,14 +148,8 @@ func (e *Engine) reachAll(places []location) error {
 // gather collects the ranks' words, in rank order.
 func gather(ctx context.Context, host *comm.Group, mine []int64) ([]int64, error) {
 	all := tensor.New(tensor.I64, host.Size(), len(mine))
-	p, err := host.AllGather(all, tensor.FromSlice(mine, len(mine)))
-	if err != nil {
-		return nil, err
-	}
-	if err := p.Sync(ctx); err != nil {
-		return nil, err
-	}
-	return tensor.Data[int64](all), nil
+	err := comm.Finish(ctx)(host.AllGather(all, tensor.FromSlice(mine, len(mine))))
+	return tensor.Data[int64](all), err
 }
 
 // agree returns an error on all ranks if one has one: the own error, or the names of the ranks with errors.
@@ -200,10 +194,7 @@ func (sharedFile) open(ctx context.Context, host *comm.Group) (b *board, err err
 			copy(tensor.Bytes(name), f.Name())
 		}
 	}
-	p, castErr := host.Broadcast(name, 0)
-	if castErr == nil {
-		castErr = p.Sync(ctx)
-	}
+	castErr := comm.Finish(ctx)(host.Broadcast(name, 0))
 	if host.Rank() != 0 && castErr == nil {
 		if path := strings.TrimRight(string(tensor.Bytes(name)), "\x00"); path != "" {
 			f, err = os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)

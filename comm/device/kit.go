@@ -104,11 +104,7 @@ func shareID(ctx context.Context, host *comm.Group, size int, make func() ([]byt
 		}
 		copy(tensor.Bytes(v), id)
 	}
-	p, err := host.Broadcast(v, 0)
-	if err == nil {
-		err = p.Sync(ctx)
-	}
-	if err != nil {
+	if err := comm.Finish(ctx)(host.Broadcast(v, 0)); err != nil {
 		return nil, fmt.Errorf("the id of the devices: %w", err)
 	}
 	return tensor.Bytes(v), nil

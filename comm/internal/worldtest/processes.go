@@ -146,43 +146,33 @@ func (k ProcessKinds) rank(spec []string) error {
 // steps returns the call that a rank repeats.
 func (p ProcessRank) steps(call string, alone comm.Communicator) func(ctx context.Context) error {
 	c, big, small := p.Comm, p.New(tensor.F32, 1<<20), p.New(tensor.F32, 10)
-	wait := func(ctx context.Context, p comm.Pending, err error) error {
-		if err != nil {
-			return err
-		}
-		return p.Sync(ctx)
-	}
 	idle := func(ctx context.Context) error {
 		time.Sleep(time.Millisecond)
 		return alone.Barrier(ctx)
 	}
 	return func(ctx context.Context) error {
+		finish := comm.Finish(ctx)
 		switch call {
 		case "barrier", "abort":
 			return c.Barrier(ctx)
 		case "all-reduce", "stop":
-			p, err := c.AllReduce(big, comm.Sum)
-			return wait(ctx, p, err)
+			return finish(c.AllReduce(big, comm.Sum))
 		case "chain": // only rank 3 waits for the victim, and everybody for the one before
-			p, err := c.Exchange(nil, []comm.Message{{Peer: (c.Rank() + c.Size() - 1) % c.Size(), View: small}})
-			return wait(ctx, p, err)
+			return finish(c.Exchange(nil, []comm.Message{{Peer: (c.Rank() + c.Size() - 1) % c.Size(), View: small}}))
 		case "idle":
 			return idle(ctx)
 		case "late": // the victim ends while the others begin to talk to it, one after the other
 			time.Sleep(time.Duration(c.Rank()) * 5 * time.Millisecond)
-			p, err := c.Exchange(nil, []comm.Message{{Peer: victimOf(c.Size()), View: small}})
-			return wait(ctx, p, err)
+			return finish(c.Exchange(nil, []comm.Message{{Peer: victimOf(c.Size()), View: small}}))
 		case "detour": // rank 0 needs rank 3, which does nothing, when the one between them has been stopped
 			if c.Rank() != 0 {
 				return idle(ctx)
 			}
 			time.Sleep(100 * time.Millisecond)
-			p, err := c.Exchange([]comm.Message{{Peer: 3, View: small}}, nil)
-			if err := wait(ctx, p, err); err != nil {
+			if err := finish(c.Exchange([]comm.Message{{Peer: 3, View: small}}, nil)); err != nil {
 				return err
 			}
-			p, err = c.Exchange(nil, []comm.Message{{Peer: victimOf(c.Size()), View: small}})
-			return wait(ctx, p, err)
+			return finish(c.Exchange(nil, []comm.Message{{Peer: victimOf(c.Size()), View: small}}))
 		}
 		return fmt.Errorf("call %q is unknown", call)
 	}
