@@ -53,12 +53,12 @@ const (
 
 // A ledger records a group's pending calls.
 type ledger struct {
-	mu          sync.Mutex
-	first, last *pending        // guarded by mu; a list of the calls in order, in which they also end
-	made        uint64          // guarded by mu; calls so far
-	open        []link.Transfer // guarded by mu; posted by the first call, until all have ended
-	ended       []Wait          // guarded by mu; the waits when the world failed
-	over        bool            // guarded by mu; the world has failed
+	mu    sync.Mutex
+	calls []*pending      // guarded by mu; in order, in which they also end
+	made  uint64          // guarded by mu; calls so far
+	open  []link.Transfer // guarded by mu; posted by the first call, until all have ended
+	ended []Wait          // guarded by mu; the waits when the world failed
+	over  bool            // guarded by mu; the world has failed
 }
 
 // add records a call.
@@ -67,23 +67,16 @@ func (l *ledger) add(p *pending) {
 	defer l.mu.Unlock()
 	l.made++
 	p.number = l.made
-	if l.first == nil {
-		l.first = p
-	} else {
-		l.last.next = p
-	}
-	l.last = p
+	l.calls = append(l.calls, p)
 }
 
 // remove drops the first call, which has ended.
 func (l *ledger) remove() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.over { // keep the calls of that time
-		return
-	}
-	if l.first = l.first.next; l.first == nil {
-		l.last = nil
+	if !l.over { // else keep the calls of that time
+		l.calls[0] = nil
+		l.calls = l.calls[1:]
 	}
 }
 
@@ -92,8 +85,8 @@ func (l *ledger) post(xs []link.Transfer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open = xs
-	if l.first != nil {
-		l.first.begun = true
+	if len(l.calls) > 0 {
+		l.calls[0].begun = true
 	}
 }
 
@@ -141,15 +134,14 @@ func (l *ledger) waits(g *Group) (all []Wait) {
 	if l.over {
 		return slices.Clone(l.ended)
 	}
-	n := 0
-	for p := l.first; p != nil; p = p.next {
+	for i, p := range l.calls {
 		needed, called := at != nil && at == p.event, p.callers.Load() > 0
-		if n++; n > MaxWaits && !needed && !called {
+		if i >= MaxWaits && !needed && !called {
 			continue
 		}
 		w := Wait{Op: p.name, Label: p.label, Group: g.id, Call: p.number, Begun: p.begun, Needed: needed,
 			Called: called}
-		if p == l.first && p.begun {
+		if i == 0 && p.begun {
 			w.measure(l.open)
 		}
 		all = append(all, w)
@@ -186,5 +178,4 @@ type entry struct {
 	label   string
 	callers atomic.Int32 // of Sync that wait
 	begun   bool         // guarded by the ledger's mu
-	next    *pending     // guarded by the ledger's mu
 }
