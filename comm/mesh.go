@@ -41,13 +41,6 @@ type Mesh struct {
 	pairs int // the largest world in which all ranks connect with each other; 0: the default
 }
 
-func (m *Mesh) wire(opts Options) wire.Config {
-	return wire.Config{
-		Rank: m.Rank, Size: m.Size, Secret: m.Secret, RunID: m.RunID, Name: m.Name,
-		Timeout: opts.Connect, Log: opts.Log, Pairs: m.pairs, Alone: m.Alone,
-	}
-}
-
 // SharesMemory returns nil if ranks of this node can share memory for large messages, and otherwise the reason why they
 // use sockets.
 func SharesMemory() error { return shm.Try() }
@@ -77,7 +70,10 @@ func Connect(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (
 	if m.Addrs == nil {
 		m.Addrs = make([]string, max(m.Size, 0))
 	}
-	c := m.wire(opts)
+	c := wire.Config{
+		Rank: m.Rank, Size: m.Size, Secret: m.Secret, RunID: m.RunID, Name: m.Name,
+		Timeout: opts.Connect, Log: opts.Log, Pairs: m.pairs, Alone: m.Alone,
+	}
 	if m.Listener != nil {
 		c.Listeners = append(c.Listeners, wire.Listener{Listener: m.Listener, Mode: wire.Sealed})
 	}

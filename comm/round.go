@@ -1,6 +1,7 @@
 package comm
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 	"unsafe"
@@ -40,7 +41,10 @@ func (g *Group) exchange(sends, recvs []part) error {
 		g.link.Post(&xs[i])
 	}
 	g.await(xs)
-	first := failure(xs)
+	var first error
+	for i := range xs {
+		first = cmp.Or(first, xs[i].Err())
+	}
 	if first != nil {
 		g.keepWaits()
 	}
@@ -54,16 +58,6 @@ func (g *Group) exchange(sends, recvs []part) error {
 	g.link.Fail(first)
 	g.link.AwaitNotified()
 	return g.link.Err()
-}
-
-// failure returns the first error of transfers that have ended, or nil.
-func failure(xs []link.Transfer) error {
-	for i := range xs {
-		if err := xs[i].Err(); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // prepare makes x the i-th message of a round: receives first, then sends.

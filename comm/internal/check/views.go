@@ -172,13 +172,12 @@ func Exchange[M message](r Rules, send, recv []M) error {
 		return err
 	}
 	to, from := own(r.Rank, send), own(r.Rank, recv)
-	if to != from {
-		return fmt.Errorf("%d messages to the own rank, %d from it", to, from)
+	if len(to) != len(from) {
+		return fmt.Errorf("%d messages to the own rank, %d from it", len(to), len(from))
 	}
-	for i, s, d := 0, 0, 0; i < to; i, s, d = i+1, s+1, d+1 {
-		s, d = next(r.Rank, send, s), next(r.Rank, recv, d)
-		if a, b := Bytes(plain(send[s]).View), Bytes(plain(recv[d]).View); a != b {
-			return fmt.Errorf("message %d to the own rank has %d bytes, it is received into %d", i, a, b)
+	for i := range to {
+		if to[i] != from[i] {
+			return fmt.Errorf("message %d to the own rank has %d bytes, it is received into %d", i, to[i], from[i])
 		}
 	}
 	return nil
@@ -198,22 +197,14 @@ func side[M message](r Rules, verb string, ms []M) error {
 	return nil
 }
 
-// own counts the messages of the rank to or from itself.
-func own[M message](rank int, ms []M) (n int) {
+// own returns the bytes of each message of the rank to or from itself.
+func own[M message](rank int, ms []M) (bytes []int64) {
 	for i := range ms {
-		if plain(ms[i]).Peer == rank {
-			n++
+		if m := plain(ms[i]); m.Peer == rank {
+			bytes = append(bytes, Bytes(m.View))
 		}
 	}
-	return n
-}
-
-// next returns the index of the first message of the rank to or from itself, starting at i.
-func next[M message](rank int, ms []M, i int) int {
-	for plain(ms[i]).Peer != rank {
-		i++
-	}
-	return i
+	return bytes
 }
 
 // Detail returns an exchange's text in traces: "1024 bytes to rank 2, 1024 bytes from rank 0".
