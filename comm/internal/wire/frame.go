@@ -243,8 +243,8 @@ type frameWriter interface {
 // A frameReader reads frames one by one. One goroutine uses it.
 type frameReader interface {
 	next() (header, error)
-	// payload fills dst, of the length in the last header. The caller calls it once for each length above 0. After an
-	// error the contents of dst are undefined.
+	// payload fills dst, of the length in the last header. The caller calls it once for each length above 0; for 0 it
+	// does nothing. After an error the contents of dst are undefined.
 	payload(dst []byte) error
 }
 

@@ -72,11 +72,13 @@ func (id *identity) check(h *hello, mode Mode) error {
 	return nil
 }
 
-func (id *identity) proof(role string, dialer, acceptor *hello) []byte {
+// code returns the HMAC of a purpose and of hellos.
+func (id *identity) code(purpose string, hellos ...[]byte) []byte {
 	m := hmac.New(sha256.New, id.secret)
-	m.Write([]byte("cprun " + role))
-	m.Write(dialer.raw)
-	m.Write(acceptor.raw)
+	m.Write([]byte("cprun " + purpose))
+	for _, h := range hellos {
+		m.Write(h)
+	}
 	return m.Sum(nil)
 }
 
@@ -102,7 +104,7 @@ func (id *identity) dial(conn net.Conn, mode Mode, want int, commit func() bool)
 	if other.rank != want {
 		return nil, fmt.Errorf("it says it is rank %d", other.rank)
 	}
-	if _, err := conn.Write(id.proof("dialer", own, other)); err != nil {
+	if _, err := conn.Write(id.code("dialer", own.raw, other.raw)); err != nil {
 		return nil, err
 	}
 	if err := id.verify(conn, "acceptor", own, other); err != nil {
@@ -150,7 +152,7 @@ func (id *identity) accept(conn net.Conn, mode Mode, heard func(), reserve func(
 	if err := reserve(other.rank); err != nil {
 		return nil, err
 	}
-	if _, err := conn.Write(id.proof("acceptor", other, own)); err != nil {
+	if _, err := conn.Write(id.code("acceptor", other.raw, own.raw)); err != nil {
 		return nil, err
 	}
 	return c, id.awaitReady(c)
@@ -161,7 +163,7 @@ func (id *identity) verify(conn net.Conn, role string, dialer, acceptor *hello) 
 	if _, err := io.ReadFull(conn, got[:]); err != nil {
 		return hungUp(err)
 	}
-	if !hmac.Equal(got[:], id.proof(role, dialer, acceptor)) {
+	if !hmac.Equal(got[:], id.code(role, dialer.raw, acceptor.raw)) {
 		return errProof
 	}
 	return nil
@@ -233,7 +235,7 @@ func (id *identity) readHello(r io.Reader) (*hello, error) {
 	if _, err := io.ReadFull(r, code); err != nil {
 		return nil, err
 	}
-	if !hmac.Equal(code, id.code(raw)) {
+	if !hmac.Equal(code, id.code("hello", raw)) {
 		return nil, errProof
 	}
 	h.raw = raw[:len(raw)+sha256.Size]
@@ -274,15 +276,8 @@ func (id *identity) hello(mode Mode) (*hello, error) {
 		copy(h.fresh[:], key.PublicKey().Bytes())
 	}
 	h.raw = h.encode()
-	h.raw = append(h.raw, id.code(h.raw)...)
+	h.raw = append(h.raw, id.code("hello", h.raw)...)
 	return h, nil
-}
-
-func (id *identity) code(hello []byte) []byte {
-	m := hmac.New(sha256.New, id.secret)
-	m.Write([]byte("cprun hello"))
-	m.Write(hello)
-	return m.Sum(nil)
 }
 
 // Sealed frames. A header travels as 48 bytes, encrypted and authenticated, so that its length can be trusted. The

@@ -195,7 +195,7 @@ func FuzzHandshake(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := testIdentity(0).readHello(bytes.NewReader(b)); err == nil {
 			again := h.encode()
-			if again = append(again, testIdentity(0).code(again)...); !bytes.Equal(again, h.raw) ||
+			if again = append(again, testIdentity(0).code("hello", again)...); !bytes.Equal(again, h.raw) ||
 				!bytes.HasPrefix(b, again) {
 				t.Fatalf("%x is read as %+v", b, h)
 			}

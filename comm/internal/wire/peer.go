@@ -271,7 +271,6 @@ func (s *silence) Unwrap() error { return blame.ErrPeerLost }
 
 // watch checks all TCP connections for silence until the world ends.
 func (s *sockets) watch() {
-	defer s.watching.Done()
 	tick := time.NewTicker(lookPause)
 	defer tick.Stop()
 	for {

@@ -175,7 +175,7 @@ func (p *peer) onData(in frameReader, h header) error {
 	case len(t.Buf) != h.length:
 		return t.Mismatch(p.name(), h.length)
 	}
-	if err := fillFrom(in, t.Buf); err != nil {
+	if err := in.payload(t.Buf); err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -186,19 +186,11 @@ func (p *peer) onData(in frameReader, h header) error {
 	return nil
 }
 
-// fillFrom reads the payload of a frame, which may be none.
-func fillFrom(in frameReader, dst []byte) error {
-	if len(dst) == 0 {
-		return nil
-	}
-	return in.payload(dst)
-}
-
 // readEarly keeps an eager message without a posted receive.
 func (p *peer) readEarly(in frameReader, f *flow, h header) error {
 	n := h.length
 	b := takeBuffer(n)
-	if err := fillFrom(in, b); err != nil {
+	if err := in.payload(b); err != nil {
 		return err
 	}
 	p.mu.Lock()

@@ -45,7 +45,7 @@ func readAll(t *testing.T, raw []byte) (got []string, err error) {
 			return got, err
 		}
 		payload := make([]byte, h.length)
-		if err := fillFrom(r, payload); err != nil {
+		if err := r.payload(payload); err != nil {
 			return got, err
 		}
 		got = append(got, string(payload))

@@ -145,8 +145,7 @@ func (s *sockets) attach(c *channel) {
 		p.serve(c)
 		if c.raw != nil && !s.watched {
 			s.watched = true
-			s.watching.Add(1)
-			go s.watch() // ends with the world; Close waits for it
+			s.watching.Go(s.watch) // ends with the world; Close waits for it
 		}
 		if p.near {
 			if s.coming--; s.coming == 0 {
