@@ -66,12 +66,11 @@ func (c *cudaCopies) detach() error {
 	return errors.Join(errs...)
 }
 
-func (c *cudaCopies) flag(f *uint64) uint64 {
-	return c.flags + uint64(uintptr(unsafe.Pointer(f))-uintptr(c.page))
+func (c *cudaCopies) address(flag *uint64) uint64 {
+	return c.flags + uint64(uintptr(unsafe.Pointer(flag))-uintptr(c.page))
 }
 
-func (c *cudaCopies) identity() uint64            { return c.dev.PCI }
-func (c *cudaCopies) address(flag *uint64) uint64 { return c.flag(flag) }
+func (c *cudaCopies) identity() uint64 { return c.dev.PCI }
 
 func (c *cudaCopies) lane(name string) (lane, error) {
 	s, err := c.dev.NewStream(name, true)
@@ -170,8 +169,8 @@ type cudaLane struct {
 
 func (l *cudaLane) after(e tensor.Event)      { l.s.Wait(e) }
 func (l *cudaLane) record() tensor.Event      { return l.s.Record() }
-func (l *cudaLane) wait(f *uint64, n uint64)  { l.s.WaitValue(l.c.flag(f), n) }
-func (l *cudaLane) write(f *uint64, n uint64) { l.s.WriteValue(l.c.flag(f), n) }
+func (l *cudaLane) wait(f *uint64, n uint64)  { l.s.WaitValue(l.c.address(f), n) }
+func (l *cudaLane) write(f *uint64, n uint64) { l.s.WriteValue(l.c.address(f), n) }
 
 func (l *cudaLane) copy(dst, src uint64, n int64, peer int) {
 	detail := ""

@@ -37,12 +37,9 @@ type inflight struct {
 
 func (f *inflight) with(peer int, bytes int64) {
 	f.bytes += bytes
-	for _, p := range f.peers {
-		if p == peer {
-			return
-		}
+	if !slices.Contains(f.peers, peer) {
+		f.peers = append(f.peers, peer)
 	}
-	f.peers = append(f.peers, peer)
 }
 
 // maxInflight bounds how far the host runs ahead of the device.

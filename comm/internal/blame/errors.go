@@ -47,12 +47,6 @@ func IsRemote(err error) bool {
 	return errors.As(err, &pe)
 }
 
-// An abortError wraps the cause given to Abort, on the rank that called it.
-type abortError struct{ cause error }
-
-func (e *abortError) Error() string   { return fmt.Sprintf("%v: %v", ErrAborted, e.cause) }
-func (e *abortError) Unwrap() []error { return []error{ErrAborted, e.cause} }
-
 // OwnForm returns a cause in the form for its own rank: an error about a peer stays as it is, any other becomes an
 // abort.
 func OwnForm(cause error) error {
@@ -62,7 +56,7 @@ func OwnForm(cause error) error {
 	case IsRemote(cause), errors.Is(cause, ErrAborted), errors.Is(cause, ErrClosed):
 		return cause
 	}
-	return &abortError{cause}
+	return fmt.Errorf("%w: %w", ErrAborted, cause)
 }
 
 // PeerForm returns the cause of rank origin in the form for the other ranks. An error about a third rank stays as it
