@@ -21,9 +21,7 @@ func AccumulatorType(t tensor.DType) tensor.DType {
 func CheckForward(o View, acc Partial, q View, p Softmax) error {
 	c := checker{call: "attention forward"}
 	c.queries(q, p)
-	t := AccumulatorType(q.DType())
-	shape := q.Shape()
-	shape[tensor.Dim] = acc.O.Len(tensor.Dim)
+	t, shape := AccumulatorType(q.DType()), outShape(q, acc.O)
 	c.view("O", acc.O, t, shape)
 	c.view("LSE", acc.LSE, t, rowShape(q))
 	c.float("o", o)
@@ -45,9 +43,7 @@ func CheckBlock(O, q View, b Block, p Softmax) error {
 func CheckBackward(dq, do, q View, s Saved, p Softmax) error {
 	c := checker{call: "attention backward"}
 	c.queries(q, p)
-	t := AccumulatorType(q.DType())
-	shape := q.Shape()
-	shape[tensor.Dim] = do.Len(tensor.Dim)
+	t, shape := AccumulatorType(q.DType()), outShape(q, do)
 	c.view("do", do, do.DType(), shape)
 	c.float("do", do)
 	c.view("o", s.O, s.O.DType(), shape)
@@ -111,11 +107,7 @@ func outShape(q, v View) [4]int {
 	return s
 }
 
-func rowShape(q View) [4]int {
-	s := q.Shape()
-	s[tensor.Dim] = 1
-	return s
-}
+func rowShape(q View) [4]int { return [4]int{q.Len(tensor.Batch), q.Len(tensor.Seq), q.Len(tensor.Heads), 1} }
 
 type checker struct {
 	call   string

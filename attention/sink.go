@@ -31,14 +31,14 @@ type Sinks interface {
 // CheckFoldSink returns all that is wrong with the arguments of Sinks.FoldSink, or nil.
 func CheckFoldSink(o, lse, sink View) error {
 	c := checker{call: "attention sink"}
-	c.sink("o", o, lse, sink)
+	c.sink(o, lse, sink)
 	return errors.Join(c.faults...)
 }
 
 // CheckSinkGrad returns all that is wrong with the arguments of Sinks.SinkGrad, or nil.
 func CheckSinkGrad(dsink, do, o, lse, sink View) error {
 	c := checker{call: "attention sink gradient"}
-	c.sink("o", o, lse, sink)
+	c.sink(o, lse, sink)
 	c.float("do", do)
 	c.view("do", do, do.DType(), o.Shape())
 	c.view("dsink", dsink, lse.DType(), sink.Shape())
@@ -48,13 +48,13 @@ func CheckSinkGrad(dsink, do, o, lse, sink View) error {
 	return errors.Join(c.faults...)
 }
 
-func (c *checker) sink(name string, o, lse, sink View) {
-	c.float(name, o)
+func (c *checker) sink(o, lse, sink View) {
+	c.float("o", o)
 	t := lse.DType()
 	if t != tensor.F32 && t != tensor.F64 {
 		c.fault("LSE is %v, not float32 or float64", t)
 	}
-	c.view(name, o, o.DType(), o.Shape())
+	c.view("o", o, o.DType(), o.Shape())
 	c.view("LSE", lse, t, rowShape(o))
 	c.view("sink", sink, t, [4]int{1, 1, o.Len(tensor.Heads), 1})
 	if !sink.IsDense() {
