@@ -74,21 +74,15 @@ func add[T tensor.Float](c *Kernels, dst, src tensor.View) {
 		})
 		return
 	}
-	heads, dim := dst.Len(tensor.Heads), int64(dst.Len(tensor.Dim))
-	seq, dn, sn := dst.Len(tensor.Seq), dst.Stride(tensor.Dim), src.Stride(tensor.Dim)
-	c.queue("add", func() {
-		c.each(dst.Rows(), func(row int) {
-			for h := range heads {
-				do, so := at(dst, row/seq, row%seq, h), at(src, row/seq, row%seq, h)
-				if dn == 1 && sn == 1 {
-					l.AddTo(d[do:do+dim], d[do:do+dim], s[so:so+dim])
-					continue
-				}
-				for i := range dim {
-					d[do+i*dn] += s[so+i*sn]
-				}
-			}
-		})
+	dim, dn, sn := int64(dst.Len(tensor.Dim)), dst.Stride(tensor.Dim), src.Stride(tensor.Dim)
+	c.heads("add", dst, src, func(_ *scratch, do, so int64) {
+		if dn == 1 && sn == 1 {
+			l.AddTo(d[do:do+dim], d[do:do+dim], s[so:so+dim])
+			return
+		}
+		for i := range dim {
+			d[do+i*dn] += s[so+i*sn]
+		}
 	})
 }
 

@@ -92,15 +92,21 @@ func (c *Kernels) Copy(dst, src tensor.View) {
 	}
 	load, store := loader(src), storer(dst)
 	shape.Must(load != nil && store != nil, "copy", dst, src)
-	heads, dim := dst.Len(tensor.Heads), dst.Len(tensor.Dim)
-	seq, dn, sn := dst.Len(tensor.Seq), dst.Stride(tensor.Dim), src.Stride(tensor.Dim)
-	c.queue("copy", func() {
-		c.each(dst.Rows(), func(r int) {
+	dim, dn, sn := int64(dst.Len(tensor.Dim)), dst.Stride(tensor.Dim), src.Stride(tensor.Dim)
+	c.heads("copy", dst, src, func(_ *scratch, do, so int64) {
+		for i := range dim {
+			store(do+i*dn, load(so+i*sn))
+		}
+	})
+}
+
+// heads queues f for each head of dst and src, views of one shape, with the indices of the two heads.
+func (c *Kernels) heads(name string, dst, src tensor.View, f func(s *scratch, do, so int64)) {
+	heads, seq := dst.Len(tensor.Heads), dst.Len(tensor.Seq)
+	c.queue(name, func() {
+		c.split(dst.Rows(), func(s *scratch, r int) {
 			for h := range heads {
-				do, so := at(dst, r/seq, r%seq, h), at(src, r/seq, r%seq, h)
-				for i := range int64(dim) {
-					store(do+i*dn, load(so+i*sn))
-				}
+				f(s, at(dst, r/seq, r%seq, h), at(src, r/seq, r%seq, h))
 			}
 		})
 	})
@@ -150,18 +156,12 @@ func runs[D, S tensor.Element](c *Kernels, dst, src tensor.View, f func(dst []D,
 	if dst.Stride(tensor.Dim) != 1 || src.Stride(tensor.Dim) != 1 || dst.Size() == 0 {
 		return false
 	}
-	heads, seq, dim := dst.Len(tensor.Heads), dst.Len(tensor.Seq), int64(dst.Len(tensor.Dim))
+	dim := int64(dst.Len(tensor.Dim))
 	if dst.Stride(tensor.Heads) == dim && src.Stride(tensor.Heads) == dim {
-		heads, dim = 1, dim*int64(heads)
+		dim *= int64(dst.Len(tensor.Heads))
+		dst, src = dst.Slice(tensor.Heads, 0, 1), src.Slice(tensor.Heads, 0, 1)
 	}
-	c.queue("copy", func() {
-		c.each(dst.Rows(), func(r int) {
-			for h := range heads {
-				do, so := at(dst, r/seq, r%seq, h), at(src, r/seq, r%seq, h)
-				f(ds[do:do+dim], ss[so:so+dim])
-			}
-		})
-	})
+	c.heads("copy", dst, src, func(_ *scratch, do, so int64) { f(ds[do:do+dim], ss[so:so+dim]) })
 	return true
 }
 

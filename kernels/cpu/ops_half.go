@@ -251,7 +251,7 @@ func (c *Kernels) halfAdd(dst, src tensor.View) {
 		l.AddTo(sum, sum, x)
 		to.store(int(do), sum)
 	}
-	size, seq, dim := dst.Size(), dst.Len(tensor.Seq), dst.Len(tensor.Dim)
+	size, dim := dst.Size(), dst.Len(tensor.Dim)
 	if dst.IsDense() && src.IsDense() {
 		c.queue(op, func() {
 			c.split((size+elementBlock-1)/elementBlock, func(s *scratch, i int) {
@@ -261,11 +261,5 @@ func (c *Kernels) halfAdd(dst, src tensor.View) {
 		})
 		return
 	}
-	c.queue(op, func() {
-		c.split(dst.Rows(), func(s *scratch, row int) {
-			for h := range dst.Len(tensor.Heads) {
-				run(s, at(dst, row/seq, row%seq, h), at(src, row/seq, row%seq, h), dim)
-			}
-		})
-	})
+	c.heads(op, dst, src, func(s *scratch, do, so int64) { run(s, do, so, dim) })
 }
