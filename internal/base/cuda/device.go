@@ -20,8 +20,7 @@ import (
 // Error is a failed call of the driver.
 type Error struct {
 	Call   string
-	Device int // ordinal
-	Code   int
+	Device int    // ordinal
 	Name   string // CUDA_ERROR_OUT_OF_MEMORY
 	Text   string
 	Reason string // from a kernel that ended itself; "": none
@@ -45,7 +44,6 @@ type Device struct {
 	Arch int
 	// SharedPerBlock is the largest dynamic shared memory of a block, in bytes.
 	SharedPerBlock int
-	L2             int    // bytes
 	PCI            uint64 // address on the machine, the same in every process
 
 	dev cu.Device
@@ -90,7 +88,7 @@ func Open(ordinal int) (*Device, error) {
 	major, minor, domain, bus, slot := 0, 0, 0, 0, 0
 	for a, p := range map[cu.DeviceAttribute]*int{
 		cu.MultiprocessorCount: &d.SMs, cu.ComputeCapabilityMajor: &major, cu.ComputeCapabilityMinor: &minor,
-		cu.L2CacheSize: &d.L2, sharedOptin: &d.SharedPerBlock, pciDomain: &domain, pciBus: &bus, pciDevice: &slot,
+		sharedOptin: &d.SharedPerBlock, pciDomain: &domain, pciBus: &bus, pciDevice: &slot,
 	} {
 		if *p, err = dev.Attribute(a); err != nil {
 			return nil, fmt.Errorf("GPU %d: attribute %d: %w", ordinal, a, err)
@@ -182,7 +180,7 @@ func (d *Device) check(call string, r C.CUresult) error {
 	if r == C.CUDA_SUCCESS {
 		return nil
 	}
-	return &Error{Call: call, Device: d.Ordinal, Code: int(r), Name: C.GoString(C.cprun_error_name(r)),
+	return &Error{Call: call, Device: d.Ordinal, Name: C.GoString(C.cprun_error_name(r)),
 		Text: C.GoString(C.cprun_error_text(r)), Reason: d.reason()}
 }
 

@@ -17,36 +17,21 @@ static inline CUresult cprun_use(CUcontext ctx) {
 #define CPRUN_PARAMS 32
 
 typedef struct {
-	unsigned int grid[3], block[3], cluster[3]; // cluster[0] == 0: none
-	unsigned int shared;                        // bytes of dynamic shared memory
-	int overlap;                                // programmatic stream serialization
-	int params;                                 // 0: args has the layout of the kernel's parameters
-	unsigned short at[CPRUN_PARAMS];            // otherwise, the offset of each parameter in args
+	unsigned int grid[3], block[3];
+	unsigned int shared;             // bytes of dynamic shared memory
+	int params;                      // 0: args has the layout of the kernel's parameters
+	unsigned short at[CPRUN_PARAMS]; // otherwise, the offset of each parameter in args
 } cprun_launch_t;
 
 static inline CUresult cprun_launch(
 	CUcontext ctx, CUstream stream, CUfunction f, const cprun_launch_t *l, void *args, size_t bytes) {
 	CUresult r = cprun_use(ctx);
 	if (r != CUDA_SUCCESS) return r;
-	CUlaunchAttribute attrs[2];
 	CUlaunchConfig c = {0};
 	c.gridDimX = l->grid[0]; c.gridDimY = l->grid[1]; c.gridDimZ = l->grid[2];
 	c.blockDimX = l->block[0]; c.blockDimY = l->block[1]; c.blockDimZ = l->block[2];
 	c.sharedMemBytes = l->shared;
 	c.hStream = stream;
-	c.attrs = attrs;
-	if (l->cluster[0]) {
-		attrs[c.numAttrs].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-		attrs[c.numAttrs].value.clusterDim.x = l->cluster[0];
-		attrs[c.numAttrs].value.clusterDim.y = l->cluster[1];
-		attrs[c.numAttrs].value.clusterDim.z = l->cluster[2];
-		c.numAttrs++;
-	}
-	if (l->overlap) {
-		attrs[c.numAttrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-		attrs[c.numAttrs].value.programmaticStreamSerializationAllowed = 1;
-		c.numAttrs++;
-	}
 	if (l->params) {
 		void *params[CPRUN_PARAMS];
 		for (int i = 0; i < l->params; i++) params[i] = (char *)args + l->at[i];

@@ -84,7 +84,7 @@ func (f *Function) Blocks(threads, shared int) (int, error) {
 	return int(n), err
 }
 
-// Dim is the size of a grid, a block or a cluster along X, Y and Z; 0 in Y or Z means 1.
+// Dim is the size of a grid or a block along X, Y and Z; 0 in Y or Z means 1.
 type Dim struct{ X, Y, Z int }
 
 func (d Dim) c() [3]C.uint {
@@ -94,11 +94,7 @@ func (d Dim) c() [3]C.uint {
 // Launch configures the launch of a kernel.
 type Launch struct {
 	Grid, Block Dim
-	Cluster     Dim // X 0: none
 	Shared      int // bytes of dynamic shared memory
-	// Overlap lets the kernel start before the previous one has ended. It must wait for that itself
-	// (griddepcontrol.wait).
-	Overlap bool
 }
 
 // Launch queues a kernel. If the grid is empty it does nothing.
@@ -107,12 +103,6 @@ func (s *Stream) Launch(f *Function, l Launch, a *Args) {
 		return
 	}
 	c := C.cprun_launch_t{grid: l.Grid.c(), block: l.Block.c(), shared: C.uint(l.Shared)}
-	if l.Cluster.X > 0 {
-		c.cluster = l.Cluster.c()
-	}
-	if l.Overlap {
-		c.overlap = 1
-	}
 	if a.apart {
 		if a.count > len(a.at) {
 			s.Fail(fmt.Errorf("launch of %s: %d arguments, of which one is aligned to more than 16 bytes; at most %d "+
@@ -253,7 +243,7 @@ func (w *waits) begin(s *Stream) (end func()) {
 }
 
 // TensorMap describes a tensor in device memory, and the box that a copy moves, to an SM's copy engine (TMA, since
-// sm_90). A kernel takes it as a __grid_constant__ argument; see Args.TensorMap.
+// sm_90). A kernel takes it as a __grid_constant__ argument; see Args.Bytes.
 type TensorMap [C.sizeof_CUtensorMap]byte
 
 // Tiled describes a tensor of up to five axes, the innermost first.
@@ -302,6 +292,3 @@ func (d *Device) TensorMap(t Tiled) (m TensorMap, err error) {
 	return m, d.check(fmt.Sprintf("cuTensorMapEncodeTiled of %+v", t),
 		C.cprun_tensor_map(d.ctx, unsafe.Pointer(&m), &c))
 }
-
-// TensorMap adds a tensor map.
-func (a *Args) TensorMap(m TensorMap) *Args { return a.Bytes(m[:], 64) }

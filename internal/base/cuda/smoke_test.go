@@ -14,7 +14,7 @@ func TestOpen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("%v: sm_%d, %d SMs, %d bytes of shared memory a block, L2 %d", d, d.Arch, d.SMs, d.SharedPerBlock, d.L2)
+		t.Logf("%v: sm_%d, %d SMs, %d bytes of shared memory a block", d, d.Arch, d.SMs, d.SharedPerBlock)
 		if err := d.Close(); err != nil {
 			t.Error(err)
 		}

@@ -85,9 +85,9 @@ func TestTensorMapChild(t *testing.T) {
 	case "memory":
 		args.Addr(put(t, s, m[:]).addr)
 	case "second argument":
-		args.Int(0).TensorMap(m)
+		args.Int(0).Bytes(m[:], 64)
 	default:
-		args.TensorMap(m)
+		args.Bytes(m[:], 64)
 	}
 	s.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 64}}, args.Addr(out.addr).Int(x0).Int(y0))
 	for i, got := range get[float32](t, s, out.addr, 64) {
