@@ -306,9 +306,6 @@ func (g *Group) Barrier(ctx context.Context) error {
 	}))
 }
 
-// A member is one rank's arguments of Split.
-type member struct{ colour, key, rank int }
-
 // Split makes groups of the ranks with the same colour, ordered by key, then by rank.
 func (g *Group) Split(ctx context.Context, colour, key int) (Communicator, error) {
 	c, err := g.split(ctx, colour, key, g.compute)
@@ -338,21 +335,16 @@ func (g *Group) split(ctx context.Context, colour, key int, compute tensor.Strea
 	if err != nil {
 		return nil, err
 	}
-	var members []member
+	var ranks []int // of this group, then of the world
 	for r := range n {
 		if int(all[2*r]) == colour {
-			members = append(members, member{colour, int(all[2*r+1]), r})
+			ranks = append(ranks, r)
 		}
 	}
-	slices.SortFunc(members, func(a, b member) int {
-		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.rank, b.rank))
-	})
-	ranks, own := make([]int, len(members)), 0
-	for i, m := range members {
-		ranks[i] = g.ranks[m.rank]
-		if m.rank == g.rank {
-			own = i
-		}
+	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
+	own := slices.Index(ranks, g.rank)
+	for i, r := range ranks {
+		ranks[i] = g.ranks[r]
 	}
 	return g.adopt(newGroup(g.link, splitID(g.id, count, colour), ranks, own, compute, g.Options()))
 }
