@@ -122,7 +122,6 @@ func (l *fakeLibrary) connect(
 	ctx context.Context,
 	host *comm.Group,
 	s gpuStream,
-	_ Options,
 	_ <-chan struct{},
 ) (collectives, error) {
 	l.joined.Add(1)
@@ -201,7 +200,7 @@ func (f *FakeDevice) kit() *kit {
 // transport of the host's group, and knows no deadline either.
 func FakeDeviceProcess(ctx context.Context, host *comm.Group, device *FakeDevice) (*Group, error) {
 	kit := device.kit()
-	kit.connect = func(ctx context.Context, host *comm.Group, s gpuStream, _ Options, _ <-chan struct{}) (collectives, error) {
+	kit.connect = func(ctx context.Context, host *comm.Group, s gpuStream, _ <-chan struct{}) (collectives, error) {
 		g, err := host.Subgroup(ctx, 0, host.Rank(), s)
 		if err != nil {
 			return nil, err

@@ -28,7 +28,7 @@ import (
 // it ends all work on the device and poisons both streams with the cause. So no wait lasts for ever.
 //
 // If two groups of one device have calls in flight at once, their kernels wait for other devices and must fit on the
-// device together: see Options.MaxCTAs. All ranks should make the calls of all groups in the same order.
+// device together: see maxCTAs. All ranks should make the calls of all groups in the same order.
 //
 // Three things differ from a comm.Group. Max and Min of floats may drop a NaN of some ranks. NCCL does not compare
 // sizes of messages, so that a mismatch ends at the deadline. The first message between two ranks connects them, and
@@ -120,7 +120,7 @@ func (d *Group) library(ctx context.Context) error {
 	if d.connected() != nil {
 		return nil
 	}
-	lib, err := d.kit.connect(ctx, d.host, d.stream, d.opts, d.host.Link().Failed())
+	lib, err := d.kit.connect(ctx, d.host, d.stream, d.host.Link().Failed())
 	if err != nil {
 		return err
 	}

@@ -82,8 +82,7 @@ type kit struct {
 	newStream func(name string) (gpuStream, error)
 	copy      func(s gpuStream, dst, src tensor.View) // of the device, dense and of one size
 	// connect joins the ranks of host; it returns when stop is closed.
-	connect func(ctx context.Context, host *comm.Group, s gpuStream, opts Options,
-		stop <-chan struct{}) (collectives, error)
+	connect func(ctx context.Context, host *comm.Group, s gpuStream, stop <-chan struct{}) (collectives, error)
 	// engine joins the ranks of host by their copy engines. It fails on all ranks or on none. It may be nil.
 	engine func(ctx context.Context, host *comm.Group) (mover, error)
 
@@ -117,9 +116,6 @@ type Options struct {
 	// NCCL elsewhere. Reductions always use NCCL; gathers go like exchanges, except over several nodes, which NCCL
 	// does.
 	Transport string
-	// MaxCTAs bounds the processors of a device for a collective, 16 by default. Groups with calls in flight at once
-	// must fit on the device together.
-	MaxCTAs int
 }
 
 // The transports of Options.
@@ -132,8 +128,6 @@ const (
 	TransportBoth = "copy and nccl"
 )
 
-const defaultCTAs = 16
-
 func (o Options) withDefaults() (Options, error) {
 	switch o.Transport {
 	case "":
@@ -141,9 +135,6 @@ func (o Options) withDefaults() (Options, error) {
 	case TransportAuto, TransportNCCL, TransportCopy:
 	default:
 		return o, fmt.Errorf("transport %q: use auto, nccl or copy", o.Transport)
-	}
-	if o.MaxCTAs == 0 {
-		o.MaxCTAs = defaultCTAs
 	}
 	return o, nil
 }

@@ -166,7 +166,7 @@ func (c *abortedCalls) abort() { close(c.aborted) }
 func TestLibraryOfEndedGroup(t *testing.T) {
 	_, groups, devices := splitRanks(t, 2)
 	g, lib := groups[0], &abortedCalls{aborted: make(chan struct{})}
-	g.kit.connect = func(context.Context, *comm.Group, gpuStream, Options, <-chan struct{}) (collectives, error) {
+	g.kit.connect = func(context.Context, *comm.Group, gpuStream, <-chan struct{}) (collectives, error) {
 		go g.Close()
 		<-g.life.Done()
 		return lib, nil

@@ -28,9 +28,8 @@ func New(ctx context.Context, host *comm.Group, compute *cuda.Stream, opts Optio
 		copy: func(s gpuStream, dst, src tensor.View) {
 			s.(*cuda.Stream).Copy(cuda.Addr(dst), cuda.Addr(src), check.Bytes(src))
 		},
-		connect: func(ctx context.Context, host *comm.Group, s gpuStream, opts Options,
-			stop <-chan struct{}) (collectives, error) {
-			n, err := connectNCCL(ctx, host, s.(*cuda.Stream), opts, stop)
+		connect: func(ctx context.Context, host *comm.Group, s gpuStream, stop <-chan struct{}) (collectives, error) {
+			n, err := connectNCCL(ctx, host, s.(*cuda.Stream), stop)
 			if err != nil {
 				return nil, err
 			}
@@ -55,9 +54,12 @@ type ncclCalls struct {
 	ended  chan struct{}   // closed by abort
 }
 
+// maxCTAs bounds the processors of a device for a collective. Groups with calls in flight at once must fit on the
+// device together.
+const maxCTAs = 16
+
 // connectNCCL makes a communicator of host's ranks. Rank 0 makes the id.
-func connectNCCL(ctx context.Context, host *comm.Group, s *cuda.Stream, opts Options,
-	stop <-chan struct{}) (*ncclCalls, error) {
+func connectNCCL(ctx context.Context, host *comm.Group, s *cuda.Stream, stop <-chan struct{}) (*ncclCalls, error) {
 	id, err := shareID(ctx, host, nccl.IDBytes, func() ([]byte, error) {
 		id, err := nccl.NewID()
 		return id[:], err
@@ -66,7 +68,7 @@ func connectNCCL(ctx context.Context, host *comm.Group, s *cuda.Stream, opts Opt
 		return nil, err
 	}
 	c, err := nccl.Init(s.Device(), nccl.ID(id), host.Rank(), host.Size(), nccl.Config{
-		MaxCTAs: opts.MaxCTAs, Name: fmt.Sprintf("cprun %016x", host.ID()),
+		MaxCTAs: maxCTAs, Name: fmt.Sprintf("cprun %016x", host.ID()),
 	})
 	if err != nil {
 		return nil, err

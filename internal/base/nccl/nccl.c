@@ -41,14 +41,11 @@ ncclResult_t cprun_nccl_id(ncclUniqueId *id) { return nccl.GetUniqueId(id); }
 const char *cprun_nccl_text(ncclResult_t r) { return nccl.GetErrorString(r); }
 const char *cprun_nccl_detail(void) { return nccl.GetLastError(NULL); }
 
-ncclResult_t cprun_nccl_init(
-	ncclComm_t *c, int ranks, const void *id, int rank, int min_ctas, int max_ctas, int cluster, const char *name) {
+ncclResult_t cprun_nccl_init(ncclComm_t *c, int ranks, const void *id, int rank, int max_ctas, const char *name) {
 	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
 	config.blocking = 0;
 	config.commName = name;
-	if (min_ctas > 0) config.minCTAs = min_ctas;
-	if (max_ctas > 0) config.maxCTAs = max_ctas;
-	if (cluster >= 0) config.cgaClusterSize = cluster;
+	if (max_ctas > 0) config.minCTAs = 1, config.maxCTAs = max_ctas;
 	ncclUniqueId copy;
 	memcpy(&copy, id, sizeof copy);
 	return nccl.CommInitRankConfig(c, ranks, copy, rank, &config);

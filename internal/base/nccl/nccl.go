@@ -52,7 +52,6 @@ func VersionText(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%1
 // Error is a failed call.
 type Error struct {
 	Call   string
-	Code   int
 	Text   string
 	Detail string // NCCL's last message, of any communicator; may be empty
 }
@@ -73,7 +72,7 @@ func check(call string, r C.ncclResult_t) error {
 		return nil
 	}
 	return &Error{
-		Call: call, Code: int(r), Text: C.GoString(C.cprun_nccl_text(r)),
+		Call: call, Text: C.GoString(C.cprun_nccl_text(r)),
 		Detail: strings.TrimSpace(C.GoString(C.cprun_nccl_detail())),
 	}
 }
@@ -98,9 +97,7 @@ func NewID() (ID, error) {
 
 // Config configures a communicator. All ranks must pass the same. 0 and "" leave the choice to NCCL.
 type Config struct {
-	MinCTAs, MaxCTAs int // blocks of a kernel; each takes an SM
-	// Cluster is the number of blocks that are scheduled together; negative means no clusters.
-	Cluster int
+	MaxCTAs int    // blocks of a kernel; each takes an SM
 	Name    string // in NCCL's log and in profiles
 }
 
@@ -125,16 +122,9 @@ func Init(dev *cuda.Device, id ID, rank, size int, cfg Config) (*Comm, error) {
 	if cfg.Name != "" {
 		c.name = C.CString(cfg.Name)
 	}
-	cluster := C.int(cfg.Cluster)
-	switch {
-	case cfg.Cluster == 0:
-		cluster = -1
-	case cfg.Cluster < 0:
-		cluster = 0
-	}
 	err := dev.With(func() error {
 		return check("ncclCommInitRankConfig", C.cprun_nccl_init(c.cell, C.int(size), unsafe.Pointer(&id), C.int(rank),
-			C.int(max(cfg.MinCTAs, min(cfg.MaxCTAs, 1))), C.int(cfg.MaxCTAs), cluster, c.name))
+			C.int(cfg.MaxCTAs), c.name))
 	})
 	c.comm = *c.cell
 	if err != nil {

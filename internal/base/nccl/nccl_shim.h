@@ -18,8 +18,7 @@ ncclResult_t cprun_nccl_id(ncclUniqueId *id);
 const char *cprun_nccl_text(ncclResult_t r);
 const char *cprun_nccl_detail(void);
 
-ncclResult_t cprun_nccl_init(
-	ncclComm_t *c, int ranks, const void *id, int rank, int min_ctas, int max_ctas, int cluster, const char *name);
+ncclResult_t cprun_nccl_init(ncclComm_t *c, int ranks, const void *id, int rank, int max_ctas, const char *name);
 ncclResult_t cprun_nccl_state(ncclComm_t c, ncclResult_t *state);
 ncclResult_t cprun_nccl_destroy(ncclComm_t c);
 ncclResult_t cprun_nccl_abort(ncclComm_t c);

@@ -29,7 +29,7 @@ func TestTexts(t *testing.T) {
 			t.Errorf("VersionText(%d) = %q, want %q", v, got, want)
 		}
 	}
-	e := &Error{Call: "ncclAllReduce", Code: 5, Text: "invalid usage"}
+	e := &Error{Call: "ncclAllReduce", Text: "invalid usage"}
 	if got, want := e.Error(), "ncclAllReduce: invalid usage"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
