@@ -29,7 +29,7 @@ func (g *Group) call(name, detail string, f func() error) (Pending, error) {
 
 // detail returns a collective's text in traces: the bytes of all ranks' data, and the ranks.
 func (g *Group) detail(v tensor.View) string {
-	if !tensor.Tracing(g.stream) {
+	if !g.stream.Traced() {
 		return ""
 	}
 	return check.Collective(v, len(g.ranks))
@@ -47,7 +47,7 @@ func (g *Group) Exchange(send, recv []Message) (Pending, error) {
 	sends, own := g.parts(send)
 	recvs, into := g.parts(recv)
 	detail := ""
-	if tensor.Tracing(g.stream) {
+	if g.stream.Traced() {
 		detail = check.Detail(send, recv)
 	}
 	return g.call("exchange", detail, func() error {

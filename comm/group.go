@@ -203,7 +203,7 @@ func (g *Group) enqueue(name, detail string, ordered bool, f func() error) (*pen
 	}
 	p := &pending{g: g, name: name, done: make(chan struct{})}
 	if ordered {
-		p.label = tensor.LabelOf(g.compute)
+		p.label = g.compute.Labelled()
 		g.stream.Label(p.label)
 		g.stream.Wait(g.compute.Record())
 	}

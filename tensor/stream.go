@@ -20,6 +20,8 @@ type Stream interface {
 	// Label names the context of later work in traces, from large to small: "step 7/forward/layer 3/hop 2 owner 1".
 	// Traces of all devices can keep strings.
 	Label(name string)
+	// Labelled returns the present label. A transfer takes that of the compute stream: of its step, layer and hop.
+	Labelled() string
 	// Sync blocks the caller until all queued work is done, and returns the first error of the stream or ctx's.
 	Sync(ctx context.Context) error
 }
@@ -312,20 +314,3 @@ var _ WaitCounter = (*HostStream)(nil)
 
 // CountWaits does nothing: a stream of the host always counts.
 func (s *HostStream) CountWaits() {}
-
-// Optional methods of streams, for traces. HostStream and the streams of GPUs have all of them.
-
-// LabelOf returns the present label of s; "": s keeps none. A transfer takes the label of the compute stream: of its
-// step, layer and hop.
-func LabelOf(s Stream) string {
-	if l, ok := s.(interface{ Labelled() string }); ok {
-		return l.Labelled()
-	}
-	return ""
-}
-
-// Tracing reports whether s is traced, so that details of its work are needed.
-func Tracing(s Stream) bool {
-	t, ok := s.(interface{ Traced() bool })
-	return ok && t.Traced()
-}

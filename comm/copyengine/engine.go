@@ -182,7 +182,7 @@ func (e *Engine) queue(send, recv []comm.Message) (*pending, error) {
 		return nil, err
 	}
 	e.calls++
-	label := tensor.LabelOf(e.compute)
+	label := e.compute.Labelled()
 	c := call{n: e.calls, ins: ins, outs: append(outs, own...), p: &pending{e: e}}
 	for i := range c.ins {
 		in := &c.ins[i]

@@ -165,7 +165,8 @@ func (s *fakeStream) Wait(e tensor.Event) {
 	})
 }
 
-func (s *fakeStream) Label(string) {}
+func (s *fakeStream) Label(string)     {}
+func (s *fakeStream) Labelled() string { return "" }
 
 func (s *fakeStream) Sync(ctx context.Context) error {
 	err := s.Record().Sync(ctx)

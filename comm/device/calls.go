@@ -82,7 +82,7 @@ func (d *Group) move(name string, c *exchanged) (comm.Pending, error) {
 // newInflight returns the record of an exchange.
 func (d *Group) newInflight(name string, c *exchanged) *inflight {
 	f := &inflight{name: name}
-	if tensor.Tracing(d.stream) {
+	if d.stream.Traced() {
 		f.detail = check.Detail(c.send, c.recv)
 	}
 	for _, m := range append(append([]comm.Message{}, c.out...), c.in...) {
@@ -166,7 +166,7 @@ func (d *Group) collective(name string, v tensor.View, err error, queue func() e
 		return nil, d.fault(name, err)
 	}
 	f := &inflight{name: name, bytes: check.Bytes(v)}
-	if tensor.Tracing(d.stream) {
+	if d.stream.Traced() {
 		f.detail = check.Collective(v, d.Size())
 	}
 	for i := 1; i < d.Size(); i++ { // the next rank first

@@ -17,6 +17,7 @@ type gpuStream interface {
 	Do(name string, work func() error)
 	// DoDetailed is Do with the detail of its span in a trace.
 	DoDetailed(name, detail string, work func() error)
+	Traced() bool
 	Fail(err error)
 	Err() error
 	Close() error

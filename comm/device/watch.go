@@ -55,7 +55,7 @@ func (d *Group) issue(f *inflight, queue func() error) (comm.Pending, error) {
 	for pause := (pace.Backoff{}); d.countInflight() >= maxInflight; pause.Wait() {
 	}
 	d.kit.order.Lock()
-	f.label = tensor.LabelOf(d.kit.compute)
+	f.label = d.kit.compute.Labelled()
 	e := d.kit.compute.Record()
 	d.events.RLock()
 	d.stream.Wait(e)

@@ -196,6 +196,7 @@ func (r stream) Label(name string) {
 	}
 }
 
+func (stream) Labelled() string           { return "" }
 func (stream) Record() tensor.Event       { return nil }
 func (stream) Wait(tensor.Event)          {}
 func (stream) Sync(context.Context) error { return nil }
