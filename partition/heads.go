@@ -1,9 +1,6 @@
 package partition
 
-import (
-	"math"
-	"math/bits"
-)
+import "math"
 
 // Inner returns the default number of ranks that exchange heads under hierarchical: neighbours of one host, so that the
 // exchange stays inside it. It is the largest divisor of ranks and of perHost that divides the key heads, so that none
@@ -62,10 +59,7 @@ func WorkOfHeads(work []int, inner, heads int) []int {
 		for _, w := range work[first : first+inner] {
 			group += min(w, math.MaxInt-group)
 		}
-		hi, lo := bits.Mul64(uint64(group), uint64(Heads(heads, inner, r-first).Len()))
-		if out[r] = int(min(lo, math.MaxInt)); hi > 0 {
-			out[r] = math.MaxInt
-		}
+		out[r] = product(group, Heads(heads, inner, r-first).Len()).int()
 	}
 	return out
 }
