@@ -31,7 +31,7 @@ func embed[T tensor.Element](c *Kernels, y, table, ids tensor.View) {
 	ys, ts, is := tensor.Data[T](y), tensor.Data[T](table), tensor.Data[int32](ids)
 	n, vocab := y.Cols(), table.Rows()
 	c.stream.Do("embed", func() error {
-		if err := inVocab("embed", is, vocab); err != nil {
+		if err := inVocab("embed: token id", is, 0, vocab); err != nil {
 			return err
 		}
 		c.blocks(len(is), rowBlock(n), func(_, lo, hi int) {
@@ -44,12 +44,12 @@ func embed[T tensor.Element](c *Kernels, y, table, ids tensor.View) {
 	})
 }
 
-// inVocab returns an error for the first id outside [0, vocab).
-func inVocab(op string, ids []int32, vocab int) error {
+// inVocab returns an error for the first id outside [least, vocab).
+func inVocab(what string, ids []int32, least, vocab int) error {
 	for i, id := range ids {
-		if id < 0 || int(id) >= vocab {
-			return fmt.Errorf("%s: token id %d at position %d of this rank is outside the vocabulary of %d: the data "+
-				"was made with another tokenizer", op, id, i, vocab)
+		if int(id) < least || int(id) >= vocab {
+			return fmt.Errorf("%s %d at position %d of this rank is outside the vocabulary of %d: the data was made "+
+				"with another tokenizer", what, id, i, vocab)
 		}
 	}
 	return nil
@@ -73,7 +73,7 @@ func embedBackward[T tensor.Float](c *Kernels, dtable, dy, ids tensor.View) {
 	l, ts, ys, is := simd.LoopsOf[T](c.level), tensor.Data[T](dtable), tensor.Data[T](dy), tensor.Data[int32](ids)
 	n, vocab := dy.Cols(), dtable.Rows()
 	c.stream.Do("embed backward", func() error {
-		if err := inVocab("embed backward", is, vocab); err != nil {
+		if err := inVocab("embed backward: token id", is, 0, vocab); err != nil {
 			return err
 		}
 		c.blocks(n, embedCols, func(_, lo, hi int) {
@@ -106,7 +106,7 @@ func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View,
 	ls, ts := tensor.Data[T](logits), tensor.Data[int32](targets)
 	n := logits.Cols()
 	c.stream.Do("cross entropy", func() error {
-		if err := targetsInVocab(ts, n); err != nil {
+		if err := inVocab("cross entropy: target", ts, math.MinInt32, n); err != nil {
 			return err
 		}
 		rows := grow(&c.ops.f64, len(ts)) // the losses, which are added in order below
@@ -138,17 +138,6 @@ func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View,
 		}
 		return nil
 	})
-}
-
-// targetsInVocab returns an error for the first target outside the vocabulary. Below 0 is no target.
-func targetsInVocab(targets []int32, vocab int) error {
-	for i, t := range targets {
-		if int(t) >= vocab {
-			return fmt.Errorf("cross entropy: target %d at position %d of this rank is outside the vocabulary of %d: "+
-				"the data was made with another tokenizer", t, i, vocab)
-		}
-	}
-	return nil
 }
 
 // rowLoss returns log(sum(exp(logits))) - logits[target]. It subtracts the largest logit in both terms, so that

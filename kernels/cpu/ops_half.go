@@ -1,6 +1,8 @@
 package cpu
 
 import (
+	"math"
+
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/kernels/internal/shape"
@@ -210,7 +212,9 @@ func (c *Kernels) halfEmbedBackward(dtable, dy, ids tensor.View) {
 	denseHalves("embed backward", dy)
 	checkEmbed("embed backward", standIn(dy), dtable, ids)
 	n, vocab := dy.Cols(), dtable.Rows()
-	c.stream.Do("embed backward", func() error { return inVocab("embed backward", tensor.Data[int32](ids), vocab) })
+	c.stream.Do("embed backward", func() error {
+		return inVocab("embed backward: token id", tensor.Data[int32](ids), 0, vocab)
+	})
 	halfRows(dy.Rows(), n, func(b halfSpan) {
 		c.EmbedBackward(dtable, c.widened(0, b.of(dy, 1, n)), b.of(ids, 1, 1))
 	})
@@ -222,7 +226,9 @@ func (c *Kernels) halfCrossEntropy(loss, logits, targets tensor.View, scale, sof
 	shape.Must(targets.Size() == logits.Rows() && targets.DType() == tensor.I32 &&
 		targets.IsDense(), op, logits, targets)
 	n := logits.Cols()
-	c.stream.Do(op, func() error { return targetsInVocab(tensor.Data[int32](targets), n) })
+	c.stream.Do(op, func() error {
+		return inVocab("cross entropy: target", tensor.Data[int32](targets), math.MinInt32, n)
+	})
 	halfRows(logits.Rows(), n, func(b halfSpan) {
 		to := b.of(logits, 1, n)
 		out := c.widened(0, to)
