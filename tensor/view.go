@@ -103,6 +103,14 @@ func (v View) IsZero() bool { return v.mem == nil }
 // Memory returns the allocation of v.
 func (v View) Memory() Memory { return v.mem }
 
+// Addr returns the address of v's first element, on its device; 0 for the zero View.
+func (v View) Addr() uint64 {
+	if v.IsZero() {
+		return 0
+	}
+	return uint64(uintptr(v.mem.Ptr())) + uint64(v.off*int64(v.dtype.Size()))
+}
+
 // Offset returns the index of v's first element in its memory.
 func (v View) Offset() int64 { return v.off }
 

@@ -85,14 +85,14 @@ func (c *cudaCopies) probe() (location, error) {
 	if err != nil {
 		return location{}, err
 	}
-	return c.export(uint64(uintptr(m.Ptr())))
+	return c.export(m.Addr())
 }
 
 func (c *cudaCopies) local(v tensor.View) (uint64, error) {
 	if at := v.Memory().Device(); at != c.dev.Place() {
 		return 0, fmt.Errorf("it lies on %v, this rank's device is %v", at, c.dev.Place())
 	}
-	return cuda.Addr(v), nil
+	return v.Addr(), nil
 }
 
 func (c *cudaCopies) export(addr uint64) (location, error) {

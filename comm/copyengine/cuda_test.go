@@ -76,7 +76,7 @@ func (g *gpuRig) bytes(n int) (tensor.View, error) {
 }
 
 func (g *gpuRig) set(v tensor.View, x byte) {
-	g.compute.Memset(cuda.Addr(v), x, int64(v.Size()))
+	g.compute.Memset(v.Addr(), x, int64(v.Size()))
 }
 
 // host returns the pinned memory.
@@ -88,7 +88,7 @@ func (g *gpuRig) check(what string, v tensor.View, x byte) {
 		g.wrong = errors.Join(g.wrong, g.result(context.Background()))
 	}
 	at := uint64(uintptr(g.host().Ptr())) + uint64(g.used)
-	g.compute.Copy(at, cuda.Addr(v), int64(n))
+	g.compute.Copy(at, v.Addr(), int64(n))
 	g.checks = append(g.checks, gpuCheck{what, g.used, g.used + n, x})
 	g.used += n
 }

@@ -101,7 +101,7 @@ func (d *gpuDevice) Close() error {
 
 func (d *gpuDevice) New(t tensor.DType, shape ...int) tensor.View {
 	v := d.arena.Alloc(t, shape...)
-	d.stream.Memset(cuda.Addr(v), 0, int64(v.Size()*t.Size()))
+	d.stream.Memset(v.Addr(), 0, int64(v.Size()*t.Size()))
 	return v
 }
 
@@ -119,13 +119,13 @@ func (d *gpuDevice) Upload(dst, src tensor.View) {
 	b := tensor.Bytes(src)
 	addr, staged := d.stage(len(b))
 	copy(staged, b)
-	d.stream.Copy(cuda.Addr(dst), addr, int64(len(b)))
+	d.stream.Copy(dst.Addr(), addr, int64(len(b)))
 }
 
 func (d *gpuDevice) Download(dst, src tensor.View) {
 	n := src.Size() * src.DType().Size()
 	addr, staged := d.stage(n)
-	d.stream.Copy(addr, cuda.Addr(src), int64(n))
+	d.stream.Copy(addr, src.Addr(), int64(n))
 	d.down = append(d.down, download{dst, staged})
 }
 

@@ -26,7 +26,7 @@ func New(ctx context.Context, host *comm.Group, compute *cuda.Stream, opts Optio
 		device: dev.Place(), compute: compute,
 		newStream: func(name string) (gpuStream, error) { return dev.NewStream(name, true) },
 		copy: func(s gpuStream, dst, src tensor.View) {
-			s.(*cuda.Stream).Copy(cuda.Addr(dst), cuda.Addr(src), check.Bytes(src))
+			s.(*cuda.Stream).Copy(dst.Addr(), src.Addr(), check.Bytes(src))
 		},
 		connect: func(ctx context.Context, host *comm.Group, s gpuStream, stop <-chan struct{}) (collectives, error) {
 			n, err := connectNCCL(ctx, host, s.(*cuda.Stream), stop)
@@ -113,10 +113,10 @@ func (n *ncclCalls) done(err error) error {
 func (n *ncclCalls) exchange(send, recv []comm.Message) error {
 	ms := make([]nccl.Message, 0, len(send)+len(recv))
 	for _, m := range send {
-		ms = append(ms, nccl.Message{Addr: cuda.Addr(m.View), Bytes: check.Bytes(m.View), Peer: m.Peer, Send: true})
+		ms = append(ms, nccl.Message{Addr: m.View.Addr(), Bytes: check.Bytes(m.View), Peer: m.Peer, Send: true})
 	}
 	for _, m := range recv {
-		ms = append(ms, nccl.Message{Addr: cuda.Addr(m.View), Bytes: check.Bytes(m.View), Peer: m.Peer})
+		ms = append(ms, nccl.Message{Addr: m.View.Addr(), Bytes: check.Bytes(m.View), Peer: m.Peer})
 	}
 	return n.done(n.c.Exchange(n.stream, ms))
 }
@@ -124,19 +124,19 @@ func (n *ncclCalls) exchange(send, recv []comm.Message) error {
 var ncclOps = map[comm.Op]nccl.Op{comm.Sum: nccl.Sum, comm.Max: nccl.Max, comm.Min: nccl.Min}
 
 func (n *ncclCalls) allReduce(v tensor.View, op comm.Op) error {
-	return n.done(n.c.AllReduce(n.stream, cuda.Addr(v), v.Size(), v.DType(), ncclOps[op]))
+	return n.done(n.c.AllReduce(n.stream, v.Addr(), v.Size(), v.DType(), ncclOps[op]))
 }
 
 func (n *ncclCalls) allGather(dst, src tensor.View) error {
-	return n.done(n.c.AllGather(n.stream, cuda.Addr(dst), cuda.Addr(src), check.Bytes(src)))
+	return n.done(n.c.AllGather(n.stream, dst.Addr(), src.Addr(), check.Bytes(src)))
 }
 
 func (n *ncclCalls) reduceScatter(dst, src tensor.View, op comm.Op) error {
-	return n.done(n.c.ReduceScatter(n.stream, cuda.Addr(dst), cuda.Addr(src), dst.Size(), dst.DType(), ncclOps[op]))
+	return n.done(n.c.ReduceScatter(n.stream, dst.Addr(), src.Addr(), dst.Size(), dst.DType(), ncclOps[op]))
 }
 
 func (n *ncclCalls) broadcast(v tensor.View, root int) error {
-	return n.done(n.c.Broadcast(n.stream, cuda.Addr(v), check.Bytes(v), root))
+	return n.done(n.c.Broadcast(n.stream, v.Addr(), check.Bytes(v), root))
 }
 
 func (n *ncclCalls) err() error {

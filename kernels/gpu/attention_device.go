@@ -221,7 +221,7 @@ func (d *deviceAttention) add(dst, src View) error {
 
 func (d *deviceAttention) fill(v View, x float64) error {
 	if x == 0 && v.IsDense() {
-		d.stream.Memset(cuda.Addr(v), 0, int64(v.Size())*int64(v.DType().Size()))
+		d.stream.Memset(v.Addr(), 0, int64(v.Size())*int64(v.DType().Size()))
 		return nil
 	}
 	return d.rowsWith("attention_fill", func(a *cuda.Args) { a.Float(x) }, v)
@@ -289,9 +289,9 @@ func (d *deviceAttention) upload(words []uint32) (uint64, error) {
 		}
 		d.tiles = grown
 	}
-	to := cuda.Addr(tensor.Dense(d.tiles, tensor.U8, 0, [4]int{1, 1, 1, 1}))
+	to := d.tiles.Addr()
 	if len(words) > most {
-		return to, d.lists.Copy(words, func(from View) { d.stream.Copy(to, cuda.Addr(from), int64(4*len(words))) },
+		return to, d.lists.Copy(words, func(from View) { d.stream.Copy(to, from.Addr(), int64(4*len(words))) },
 			d.stream.Record)
 	}
 	var x source.Words

@@ -244,12 +244,8 @@ func newWorkCounter(stream *cuda.Stream, dev *cuda.Device) (*cuda.Memory, error)
 	if err != nil {
 		return nil, fmt.Errorf("the counter of work: %w", err)
 	}
-	stream.Memset(workCounter(m), 0, 4)
+	stream.Memset(m.Addr(), 0, 4)
 	return m, nil
-}
-
-func workCounter(m *cuda.Memory) uint64 {
-	return cuda.Addr(tensor.Dense(m, tensor.I32, 0, [4]int{1, 1, 1, 1}))
 }
 
 // zeros returns the address of words that are 0 for the next kernel. The next call reuses the memory.
@@ -261,7 +257,7 @@ func (f *Flash) zeros(words int64) (uint64, error) {
 		}
 		f.progress = grown
 	}
-	at := cuda.Addr(tensor.Dense(f.progress, tensor.U8, 0, [4]int{1, 1, 1, 1}))
+	at := f.progress.Addr()
 	f.stream.Memset(at, 0, 4*words)
 	return at, nil
 }
@@ -334,7 +330,7 @@ func (f *Flash) launchForward(l *call.HopperForward) error {
 	if err := f.uploadLists(l.Lists, &p.P.Tiles, &p.Order, &p.Needs, &p.Gates); err != nil {
 		return err
 	}
-	p.Next = workCounter(f.hopper)
+	p.Next = f.hopper.Addr()
 	if err := f.encodeAll(l.Maps[:], &p.Q, &p.K, &p.V); err != nil {
 		return err
 	}
@@ -414,7 +410,7 @@ func (f *Flash) encodeAll(maps []call.Map, to ...*source.TensorMap) error {
 // encode makes the tensor map of m.
 func (f *Flash) encode(to *source.TensorMap, m call.Map) error {
 	v := m.View
-	t := cuda.Tiled{Type: v.DType(), Addr: cuda.Addr(v), Swizzle: 128, Box: []int{m.Columns, m.Rows, 1, 1}}
+	t := cuda.Tiled{Type: v.DType(), Addr: v.Addr(), Swizzle: 128, Box: []int{m.Columns, m.Rows, 1, 1}}
 	for _, a := range []tensor.Axis{tensor.Dim, tensor.Seq, tensor.Heads, tensor.Batch} {
 		t.Shape = append(t.Shape, v.Len(a))
 		if a != tensor.Dim {

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -116,7 +115,7 @@ func newFlashBenchOf(b *testing.B, dtype tensor.DType, seq, qHeads, dim, dimV in
 		v := of(dtype, heads, dim)
 		few, _ := x.normal(dtype, 1, some, heads, dim)
 		for at := 0; at < seq; at += some {
-			x.stream.Copy(cuda.Addr(v.Slice(tensor.Seq, at, at+some)), cuda.Addr(few), int64(few.Size()*dtype.Size()))
+			x.stream.Copy(v.Slice(tensor.Seq, at, at+some).Addr(), few.Addr(), int64(few.Size()*dtype.Size()))
 		}
 		return v
 	}

@@ -57,9 +57,9 @@ func (a *arrivals) word(i int) *uint64 {
 func (a *arrivals) saved(v View) (bring func()) {
 	bytes, at := int64(v.Size()*v.DType().Size()), a.at(64+a.used)
 	a.used += int(bytes)
-	a.stream.Copy(at, cuda.Addr(v), bytes)
+	a.stream.Copy(at, v.Addr(), bytes)
 	check(a.t, a.stream.Sync(context.Background()))
-	return func() { a.copies.Copy(cuda.Addr(v), at, bytes) }
+	return func() { a.copies.Copy(v.Addr(), at, bytes) }
 }
 
 // late gives two parts of a block's keys a gate each and makes them NaN. The returned function copies them back.
@@ -75,7 +75,7 @@ func (a *arrivals) late(b *attention.Block) (come func()) {
 		for _, v := range []View{b.K, b.V} {
 			v = v.Slice(tensor.Seq, rows.Lo, rows.Hi)
 			bring = append(bring, a.saved(v))
-			a.stream.Memset(cuda.Addr(v), 0xff, int64(v.Size()*v.DType().Size())) // NaN
+			a.stream.Memset(v.Addr(), 0xff, int64(v.Size()*v.DType().Size())) // NaN
 		}
 	}
 	check(a.t, a.stream.Sync(context.Background()))

@@ -110,7 +110,7 @@ func TestLostTurn(t *testing.T) {
 	words[l.Progress] = 1 // no block takes item 0, for which block 1 waits
 	host := tensor.New(tensor.I32, len(words))
 	copy(tensor.Data[int32](host), words)
-	p.Progress = cuda.Addr(r.upload(host))
+	p.Progress = r.upload(host).Addr()
 	p.Next, p.Polls = p.Progress+uint64(4*l.Progress), 1000
 	p.Fault = uint64(uintptr(f.fault.Host().Ptr()))
 	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}

@@ -95,7 +95,7 @@ func fusedAligned(what string, views ...View) error {
 			continue
 		}
 		size := int64(v.DType().Size())
-		bad := v.Len(tensor.Dim)%8 != 0 || cuda.Addr(v)%16 != 0
+		bad := v.Len(tensor.Dim)%8 != 0 || v.Addr()%16 != 0
 		for a := tensor.Batch; a < tensor.Dim; a++ {
 			bad = bad || v.Len(a) > 1 && v.Stride(a)*size%16 != 0
 		}

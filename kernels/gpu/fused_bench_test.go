@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/internal/base/cuda/dnn"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -128,7 +127,7 @@ func (x *fusedBench) random(b *testing.B, seq, heads, dim int) View {
 	}
 	v, first := x.empty(b, tensor.BF16, 1, seq, heads, dim), x.put(b, few, rows, heads, dim)
 	for at := 0; at < seq; at += some {
-		x.stream.Copy(cuda.Addr(v.Slice(tensor.Seq, at, at+some)), cuda.Addr(first), int64(len(few))*2)
+		x.stream.Copy(v.Slice(tensor.Seq, at, at+some).Addr(), first.Addr(), int64(len(few))*2)
 	}
 	return v
 }
@@ -295,9 +294,9 @@ func (x *fusedBench) unified(b *testing.B) {
 	}
 	part := x.parts(1)[0]
 	at := dnn.Pointers{
-		dnn.Q:     cuda.Addr(x.q),
-		dnn.K:     cuda.Addr(x.k),
-		dnn.V:     cuda.Addr(x.v),
+		dnn.Q:     x.q.Addr(),
+		dnn.K:     x.k.Addr(),
+		dnn.V:     x.v.Addr(),
 		dnn.O:     part.x,
 		dnn.Stats: part.lse,
 	}

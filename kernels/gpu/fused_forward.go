@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/internal/base/cuda/dnn"
 	"github.com/cprun/cprun/kernels/gpu/internal/call"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
@@ -78,7 +77,7 @@ func (x *fusedForward) End() error {
 		switch {
 		case h.done(o):
 			p := h.parts[0]
-			f.kernels.copyLSE(f.stream, cuda.Addr(acc.LSE), stridesOf(acc.LSE), p.lse, p.at, o.Len(tensor.Batch),
+			f.kernels.copyLSE(f.stream, acc.LSE.Addr(), stridesOf(acc.LSE), p.lse, p.at, o.Len(tensor.Batch),
 				o.Len(tensor.Seq), o.Len(tensor.Heads), false)
 		case o != acc.O || len(h.parts) > 0 || h.fresh:
 			f.kernels.mergeInto(f.stream, merging{o, acc.O, acc.LSE, h.dtype, h.parts, h.fresh, true})
@@ -215,8 +214,7 @@ func (f *Fused) forwardAmong(c *fusedCall, g *fusedGroup, p dnn.Piece, held fuse
 // forwardPiece calls cuDNN once. It writes O to x and the LSE, heads first, to lse.
 func (f *Fused) forwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, x, lse uint64) error {
 	var at dnn.Pointers
-	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, p.Q)), cuda.Addr(seqRows(c.k, p.K)), cuda.Addr(seqRows(c.v,
-		p.K))
+	at[dnn.Q], at[dnn.K], at[dnn.V] = seqRows(c.q, p.Q).Addr(), seqRows(c.k, p.K).Addr(), seqRows(c.v, p.K).Addr()
 	at[dnn.O], at[dnn.Stats] = x, lse
 	return f.execute(f.piece(c, g, p), &at)
 }
@@ -365,9 +363,8 @@ func (f *Fused) backwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, dq uint6
 		return err
 	}
 	var at dnn.Pointers
-	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, p.Q)), cuda.Addr(seqRows(c.k, p.K)), cuda.Addr(seqRows(c.v,
-		p.K))
-	at[dnn.O], at[dnn.DO] = cuda.Addr(seqRows(c.saved.O, p.Q)), cuda.Addr(seqRows(c.do, p.Q))
+	at[dnn.Q], at[dnn.K], at[dnn.V] = seqRows(c.q, p.Q).Addr(), seqRows(c.k, p.K).Addr(), seqRows(c.v, p.K).Addr()
+	at[dnn.O], at[dnn.DO] = seqRows(c.saved.O, p.Q).Addr(), seqRows(c.do, p.Q).Addr()
 	at[dnn.Stats] = f.stats(c, p.Q, headsFirst(p.Q.Len(), c.heads()))
 	at[dnn.DQ], at[dnn.DK], at[dnn.DV] = dq, dk, dv
 	if err := f.execute(f.piece(c, g, p), &at); err != nil {
@@ -391,7 +388,7 @@ func (f *Fused) stats(c *fusedCall, r partition.Range, at axisStrides) uint64 {
 	s := &f.held.stats
 	if s.src != c.saved.LSE || s.lo != r.Lo || s.hi != r.Hi || s.order != at {
 		src := seqRows(c.saved.LSE, r)
-		f.kernels.copyLSE(f.stream, s.at, at, cuda.Addr(src), stridesOf(src), c.batch(), r.Len(), c.heads(), true)
+		f.kernels.copyLSE(f.stream, s.at, at, src.Addr(), stridesOf(src), c.batch(), r.Len(), c.heads(), true)
 		s.src, s.lo, s.hi, s.order = c.saved.LSE, r.Lo, r.Hi, at
 	}
 	return s.at

@@ -256,7 +256,7 @@ func (f *Fused) place(c *fusedCall, g *fusedGroup) (at fusedPart, shared bool, e
 	switch {
 	case into && g.packed && c.batch() == 1 && h.takes(g):
 		if len(h.parts) == 0 {
-			whole := fusedPart{x: cuda.Addr(h.into), at: denseRows(all, c.heads(), 1), hi: all}
+			whole := fusedPart{x: h.into.Addr(), at: denseRows(all, c.heads(), 1), hi: all}
 			if whole.lse, err = alloc(all, 4); err != nil {
 				return at, false, err
 			}
@@ -271,7 +271,7 @@ func (f *Fused) place(c *fusedCall, g *fusedGroup) (at fusedPart, shared bool, e
 		at.x, at.lse = h.parts[0].x+first*uint64(c.dimV()*2), h.parts[0].lse+first*4
 		return at, true, nil
 	case into && len(h.parts) == 0 && rows == all:
-		at.x = cuda.Addr(h.into)
+		at.x = h.into.Addr()
 	default:
 		if at.x, err = alloc(rows, 2*c.dimV()); err != nil {
 			return at, false, err
@@ -307,7 +307,7 @@ func covered(ranges []partition.Range) (n int) {
 
 // done reports whether o already holds the only part, with all rows. The LSE must still be copied.
 func (h *heldParts) done(o View) bool {
-	return o == h.into && h.fresh && len(h.parts) == 1 && h.parts[0].x == cuda.Addr(o) && !h.parts[0].gaps
+	return o == h.into && h.fresh && len(h.parts) == 1 && h.parts[0].x == o.Addr() && !h.parts[0].gaps
 }
 
 // Planning returns a kernel that only builds cuDNN's plans; see attention.Planner.
@@ -408,5 +408,5 @@ func (s *fusedScratch) alloc(bytes int64) (uint64, error) {
 	}
 	at := s.at
 	s.at += bytes
-	return uint64(uintptr(s.mem.Ptr())) + uint64(at), nil
+	return s.mem.Addr() + uint64(at), nil
 }

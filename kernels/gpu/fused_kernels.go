@@ -115,9 +115,9 @@ func (k *fusedKernels) mergeInto(s *cuda.Stream, m merging) {
 	}
 	p := source.FusedMerge{
 		Parts: cParts(m.parts), Count: int32(len(m.parts)), Fresh: cInt(m.fresh), All: cInt(m.all),
-		State: cuda.Addr(m.acc), StateAt: stridesOf(m.acc).c(),
-		LSE: cuda.Addr(m.lse), LSEAt: stridesOf(m.lse).c(),
-		Out: cuda.Addr(m.out), OutAt: stridesOf(m.out).c(),
+		State: m.acc.Addr(), StateAt: stridesOf(m.acc).c(),
+		LSE: m.lse.Addr(), LSEAt: stridesOf(m.lse).c(),
+		Out: m.out.Addr(), OutAt: stridesOf(m.out).c(),
 		Seq: int32(seq), Heads: int32(heads), Dim: length(m.out, tensor.Dim),
 		RowsPerBlock: int32(rowsPerBlock), HeadsPerBlock: int32(headsPerBlock),
 	}
@@ -146,8 +146,8 @@ func (t gradTotal) withSrc(src View, at int) gradTotal {
 func (t *gradTotal) c() source.FusedSum {
 	return source.FusedSum{
 		Parts: cParts(t.parts), Count: int32(len(t.parts)),
-		Dst: cuda.Addr(t.dst), At: stridesOf(t.dst).c(),
-		Src: cuda.Addr(t.src), SrcAt: stridesOf(t.src).c(),
+		Dst: t.dst.Addr(), At: stridesOf(t.dst).c(),
+		Src: t.src.Addr(), SrcAt: stridesOf(t.src).c(),
 		Lo: int32(t.lo), Hi: int32(t.hi), Fresh0: int32(t.fresh.Lo), Fresh1: int32(t.fresh.Hi),
 		Src0: int32(t.at), Src1: int32(t.at + t.src.Len(tensor.Seq)),
 		Heads: length(t.dst, tensor.Heads), Dim: length(t.dst, tensor.Dim),

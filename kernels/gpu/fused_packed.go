@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"unsafe"
 
 	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/internal/base/cuda/dnn"
@@ -103,7 +102,7 @@ func (f *Fused) backwardPacked(c *fusedCall, g *fusedGroup, dq uint64, sum *keyS
 		f.stream.Memset(dv, 0, n*int64(c.dimV()))
 	}
 	var at dnn.Pointers
-	at[dnn.O], at[dnn.DO] = cuda.Addr(seqRows(c.saved.O, g.rows)), cuda.Addr(seqRows(c.do, g.rows))
+	at[dnn.O], at[dnn.DO] = seqRows(c.saved.O, g.rows).Addr(), seqRows(c.do, g.rows).Addr()
 	at[dnn.Stats] = f.stats(c, g.rows, denseRows(g.rows.Len(), c.heads(), 1))
 	at[dnn.DQ], at[dnn.DK], at[dnn.DV] = dq, dk, dv
 	if err := f.executePacked(c, g, &at); err != nil {
@@ -115,8 +114,8 @@ func (f *Fused) backwardPacked(c *fusedCall, g *fusedGroup, dq uint64, sum *keyS
 
 func (f *Fused) executePacked(c *fusedCall, g *fusedGroup, at *dnn.Pointers) error {
 	d := f.packed(c, g)
-	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, g.rows)), cuda.Addr(seqRows(c.k,
-		g.keys)), cuda.Addr(seqRows(c.v, g.keys))
+	at[dnn.Q] = seqRows(c.q, g.rows).Addr()
+	at[dnn.K], at[dnn.V] = seqRows(c.k, g.keys).Addr(), seqRows(c.v, g.keys).Addr()
 	table := packedTable(c, g, d.Batch)
 	p, err := f.tables.upload(f.stream, table)
 	if err != nil {
@@ -210,8 +209,8 @@ func (t *fusedTables) upload(s *cuda.Stream, table []byte) (uint64, error) {
 	off := int64(t.half)*tableBytes + t.at
 	bytes := tensor.Dense(t.host.Host(), tensor.U8, off, [4]int{1, 1, 1, int(n)})
 	copy(tensor.Bytes(bytes), table)
-	p := cuda.Addr(tensor.Dense(t.mem, tensor.U8, off, [4]int{1, 1, 1, int(n)}))
-	s.Copy(p, uint64(uintptr(unsafe.Pointer(unsafe.SliceData(tensor.Bytes(bytes))))), n)
+	p := t.mem.Addr() + uint64(off)
+	s.Copy(p, bytes.Addr(), n)
 	t.at = roundUp64(t.at+n, scratchAlign)
 	t.known[string(table)] = p
 	return p, nil

@@ -79,7 +79,7 @@ func linearDWProblem(dw, dy, x View, accumulate bool) blas.Problem {
 	return p
 }
 
-func matrix(v View) blas.Matrix { return blas.Matrix{Addr: cuda.Addr(v), Stride: int64(v.Cols())} }
+func matrix(v View) blas.Matrix { return blas.Matrix{Addr: v.Addr(), Stride: int64(v.Cols())} }
 
 // multiply queues a product on cuBLASLt, or on cprun's own kernel if cuBLASLt does not support it.
 func (c *Ops) multiply(name string, p blas.Problem) {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/internal/base/cuda/blas"
 	"github.com/cprun/cprun/tensor"
 )
@@ -92,7 +91,7 @@ func testCUDALinear(r *cudaRig, run func(*cudaRig, blas.Problem), dtype tensor.D
 	run(r, linearDWProblem(dw, dy, x, true))
 	r.cpu.LinearDW(dwh, dyh, xh, true)
 	r.near("linear dw, added", dw, dwh)
-	r.stream.Memset(cuda.Addr(dw), 0xff, 4*int64(out)*int64(in)) // NaN
+	r.stream.Memset(dw.Addr(), 0xff, 4*int64(out)*int64(in)) // NaN
 	run(r, linearDWProblem(dw, dy, x, false))
 	r.cpu.LinearDW(dwh, dyh, xh, false)
 	r.near("linear dw", dw, dwh)

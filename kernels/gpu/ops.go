@@ -71,9 +71,7 @@ func (c *Ops) resident(program, name string, threads int) (int, error) {
 	return c.ops.blocks[key] * c.loader.Device().SMs, nil
 }
 
-func (c *Ops) work() uint64 {
-	return cuda.Addr(tensor.Dense(c.ops.work, tensor.U8, 0, [4]int{1, 1, 1, 1}))
-}
+func (c *Ops) work() uint64 { return c.ops.work.Addr() }
 
 // typeNames holds the element types in kernels' names.
 var typeNames = map[tensor.DType]string{
@@ -86,7 +84,7 @@ func lanesOf(t tensor.DType) int { return 16 / t.Size() }
 // aligned16 reports whether all views begin at a multiple of 16 bytes.
 func aligned16(vs ...View) bool {
 	for _, v := range vs {
-		if cuda.Addr(v)%16 != 0 {
+		if v.Addr()%16 != 0 {
 			return false
 		}
 	}
@@ -148,7 +146,7 @@ func elementOf(v View, i int) uint64 {
 	if v.IsZero() {
 		return 0
 	}
-	return cuda.Addr(v) + uint64(i*v.DType().Size())
+	return v.Addr() + uint64(i*v.DType().Size())
 }
 
 // Copy copies src to dst, which have the same shape and may be strided. It converts between float types and rounds to
@@ -161,7 +159,7 @@ func (c *Ops) Copy(dst, src View) {
 	c.stream.Do("copy", func() error {
 		switch {
 		case same && flatly:
-			c.stream.Copy(cuda.Addr(dst), cuda.Addr(src), int64(dst.Size())*int64(dst.DType().Size()))
+			c.stream.Copy(dst.Addr(), src.Addr(), int64(dst.Size())*int64(dst.DType().Size()))
 			return nil
 		case same:
 			wide := shape.Wide(dst, src)
@@ -193,7 +191,7 @@ func (c *Ops) Zero(vs ...View) {
 	for _, v := range vs {
 		c.stream.Do("zero", func() error {
 			if v.IsDense() {
-				c.stream.Memset(cuda.Addr(v), 0, int64(v.Size())*int64(v.DType().Size()))
+				c.stream.Memset(v.Addr(), 0, int64(v.Size())*int64(v.DType().Size()))
 				return nil
 			}
 			return c.strided(fmt.Sprintf("move_strided_%d", v.DType().Size()), v, View{})

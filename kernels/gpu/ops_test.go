@@ -77,7 +77,7 @@ func (r *cudaRig) upload(host View) View {
 // send copies a dense host view to a dense device view.
 func (r *cudaRig) send(to, host View) {
 	r.t.Helper()
-	check(r.t, r.transfers.upload([]uint64{cuda.Addr(to)}, [][]byte{tensor.Bytes(host)}))
+	check(r.t, r.transfers.upload([]uint64{to.Addr()}, [][]byte{tensor.Bytes(host)}))
 }
 
 // download copies a dense device view to the host.
@@ -87,7 +87,7 @@ func (r *cudaRig) download(v View) (View, error) {
 	if host.Size() == 0 {
 		return host, r.stream.Sync(context.Background())
 	}
-	return host, r.transfers.download([][]byte{tensor.Bytes(host)}, []uint64{cuda.Addr(v)})
+	return host, r.transfers.download([][]byte{tensor.Bytes(host)}, []uint64{v.Addr()})
 }
 
 func TestCUDAOps(t *testing.T) {

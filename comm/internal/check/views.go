@@ -113,7 +113,7 @@ func (r Rules) parts(wholeName string, whole View, partName string, part View) e
 			wholeName, whole.Size(), partName, part.Size(), r.Size, r.Size*part.Size())
 	}
 	w, p := spanOf(whole), spanOf(part)
-	if w.overlaps(p) && p.lo != w.lo+uintptr(r.Rank)*(p.hi-p.lo) {
+	if w.overlaps(p) && p.lo != w.lo+uint64(r.Rank)*(p.hi-p.lo) {
 		return fmt.Errorf("%s lies in %s and is not part %d of it: only this rank's own part may", partName, wholeName,
 			r.Rank)
 	}
@@ -138,12 +138,10 @@ func Bytes(v View) int64 { return int64(v.Size()) * int64(v.DType().Size()) }
 func Same(a, b View) bool { return spanOf(a) == spanOf(b) }
 
 // A span is the memory of a dense view, as addresses of its device.
-type span struct{ lo, hi uintptr }
+type span struct{ lo, hi uint64 }
 
 func spanOf(v View) span {
-	size := int64(v.DType().Size())
-	lo := uintptr(v.Memory().Ptr()) + uintptr(v.Offset()*size)
-	return span{lo, lo + uintptr(int64(v.Size())*size)}
+	return span{v.Addr(), v.Addr() + uint64(Bytes(v))}
 }
 
 func (s span) overlaps(t span) bool { return s.lo < s.hi && t.lo < t.hi && s.lo < t.hi && t.lo < s.hi }

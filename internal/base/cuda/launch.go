@@ -144,7 +144,7 @@ func (a *Args) room(size, align int) []byte {
 }
 
 // View adds the address of the view's first element, or NULL for the zero View.
-func (a *Args) View(v tensor.View) *Args { return a.Addr(Addr(v)) }
+func (a *Args) View(v tensor.View) *Args { return a.Addr(v.Addr()) }
 
 // Addr adds a device address.
 func (a *Args) Addr(p uint64) *Args {

@@ -76,6 +76,9 @@ func (m *Memory) Device() tensor.Device { return m.dev.Place() }
 // Bytes returns its length in bytes.
 func (m *Memory) Bytes() int64 { return m.bytes }
 
+// Addr returns the device address.
+func (m *Memory) Addr() uint64 { return m.addr }
+
 // Ptr returns the device address, for tensor.Memory.
 func (m *Memory) Ptr() unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&m.addr)) }
 
@@ -215,14 +218,6 @@ func (p *Pinned) Free() error {
 	delete(p.dev.pinned, p)
 	p.dev.mu.Unlock()
 	return p.unpin()
-}
-
-// Addr returns the device address of a view's first element.
-func Addr(v tensor.View) uint64 {
-	if v.IsZero() {
-		return 0
-	}
-	return uint64(uintptr(v.Memory().Ptr())) + uint64(v.Offset()*int64(v.DType().Size()))
 }
 
 // Host returns the memory as a tensor.Host.

@@ -53,8 +53,8 @@ func TestCopies(t *testing.T) {
 		t.Errorf("copied %v", got[:120])
 	}
 	v := tensor.Dense(a, tensor.I32, 7, [4]int{1, 1, 1, 3})
-	if Addr(v) != a.addr+28 || Addr(tensor.View{}) != 0 {
-		t.Errorf("address %#x of element 7 at %#x", Addr(v), a.addr)
+	if v.Addr() != a.addr+28 || (tensor.View{}).Addr() != 0 {
+		t.Errorf("address %#x of element 7 at %#x", v.Addr(), a.addr)
 	}
 }
 
@@ -65,7 +65,7 @@ func TestPinnedIsHostMemory(t *testing.T) {
 	v := tensor.Dense(p.Host(), tensor.I32, 0, [4]int{1, 1, 1, 5})
 	copy(tensor.Data[int32](v), []int32{1, 2, 3, 4, 5})
 	m := alloc0(t, d, 20)
-	s.Copy(m.addr, Addr(v), 20)
+	s.Copy(m.addr, v.Addr(), 20)
 	if got := get[int32](t, s, m.addr, 5); !slices.Equal(got, []int32{1, 2, 3, 4, 5}) {
 		t.Errorf("the device read %v", got)
 	}

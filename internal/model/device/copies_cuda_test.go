@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -58,7 +57,7 @@ func gpuRig(t *testing.T) (rig, *cudaStore) {
 	word, held := (*uint64)(flag.Ptr()), uint64(0)
 	return rig{
 		store: s, compute: s.stream,
-		set: func(v View, x byte) { s.stream.Memset(cuda.Addr(v), x, int64(v.Size())) },
+		set: func(v View, x byte) { s.stream.Memset(v.Addr(), x, int64(v.Size())) },
 		hold: func() func() {
 			held++
 			s.stream.WaitValue(uint64(uintptr(unsafe.Pointer(word))), held)

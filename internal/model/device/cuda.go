@@ -278,7 +278,7 @@ func copyCUDA(to tensor.Stream, name string, dst, src View) {
 	}
 	s := to.(*cuda.Stream)
 	s.Do(name, func() error {
-		s.Copy(cuda.Addr(dst), cuda.Addr(src), int64(src.Size())*int64(src.DType().Size()))
+		s.Copy(dst.Addr(), src.Addr(), int64(src.Size())*int64(src.DType().Size()))
 		return nil
 	})
 }

@@ -138,7 +138,7 @@ func (h *Handle) run(x *C.cprun_plan_t, p Problem) error {
 		// Row-major matrices are the transposed of column-major ones: D' = B' A' + C'.
 		s := C.cprun_plan_run(&library.t, h.h, x, beta,
 			C.uint64_t(o[1].Addr), C.uint64_t(o[0].Addr), C.uint64_t(o[2].Addr), C.uint64_t(o[3].Addr),
-			C.uint64_t(uintptr(h.workspace.Ptr())), h.stream.Handle())
+			C.uint64_t(h.workspace.Addr()), h.stream.Handle())
 		if s != C.CUBLAS_STATUS_SUCCESS {
 			return fmt.Errorf("%v: %w", p, check("cublasLtMatmul", s))
 		}

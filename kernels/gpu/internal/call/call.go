@@ -24,17 +24,9 @@ type Tensors struct {
 	Q, K, V, DO, O, LSE, Delta, DQ, DK, DV View // as in package attention; O: the accumulator
 }
 
-// address returns the address of a view; NULL for the zero View.
-func address(v View) uint64 {
-	if v.IsZero() {
-		return 0
-	}
-	return uint64(uintptr(v.Memory().Ptr())) + uint64(v.Offset()*int64(v.DType().Size()))
-}
-
 // Strided returns the kernels' form of a view: NULL for the zero View.
 func Strided(v View) source.Strided {
-	return source.Strided{At: address(v), Batch: v.Stride(tensor.Batch), Seq: v.Stride(tensor.Seq),
+	return source.Strided{At: v.Addr(), Batch: v.Stride(tensor.Batch), Seq: v.Stride(tensor.Seq),
 		Head: v.Stride(tensor.Heads)}
 }
 
@@ -47,7 +39,7 @@ func InPieces(n int, views ...View) bool {
 		if v.IsZero() {
 			continue
 		}
-		ok := v.Len(tensor.Dim)%n == 0 && address(v)%uint64(n*v.DType().Size()) == 0
+		ok := v.Len(tensor.Dim)%n == 0 && v.Addr()%uint64(n*v.DType().Size()) == 0
 		for a := tensor.Batch; a < tensor.Dim; a++ {
 			ok = ok && (v.Len(a) == 1 || v.Stride(a)%int64(n) == 0)
 		}
@@ -122,7 +114,7 @@ func sinkRows(o View) (name string, rows int, err error) {
 
 func sinkParams(o, do, lse, sink, dsink View) source.SinkParams {
 	return source.SinkParams{
-		O: Strided(o), Dout: Strided(do), LSE: Strided(lse), Sink: address(sink), Dsink: address(dsink),
+		O: Strided(o), Dout: Strided(do), LSE: Strided(lse), Sink: sink.Addr(), Dsink: dsink.Addr(),
 		Batch: Length(o, tensor.Batch), Seqs: Length(o, tensor.Seq), Heads: Length(o, tensor.Heads),
 		Dim: Length(o, tensor.Dim),
 	}

@@ -25,7 +25,7 @@ type tensorMap struct {
 func (h *host) mapOf(v View, rows int) tensorMap {
 	size := v.DType().Size()
 	m := tensorMap{
-		At:          address(v),
+		At:          v.Addr(),
 		Box:         [2]uint64{uint64(128 / size), uint64(rows)},
 		Size:        uint64(size),
 		Permutation: 128,

@@ -109,7 +109,7 @@ func (r *Reference) scores(l *ReferenceLaunch) {
 		return
 	}
 	p := &l.Params
-	p.Bias, p.Dbias, p.Largest, p.Slopes = broadcast(s.Bias), broadcast(s.DBias), Strided(s.Max), address(s.Slopes)
+	p.Bias, p.Dbias, p.Largest, p.Slopes = broadcast(s.Bias), broadcast(s.DBias), Strided(s.Max), s.Slopes.Addr()
 	if !s.Bias.IsZero() {
 		p.BiasBatch, p.BiasHeads = Length(s.Bias, tensor.Batch), Length(s.Bias, tensor.Heads)
 	}
