@@ -62,8 +62,7 @@ func (t *attempt) failures() []Failure {
 			// Only some ranks report steps; the others were at about the same one.
 			Step: cmp.Or(c.lastStep, t.maxStep),
 		}
-		s := t.waitState(c, t.failedAt)
-		f.WaitState = &s
+		f.WaitState = new(t.waitState(c, t.failedAt))
 		f.Tail, _ = c.relay.ended()
 		if r := c.evidence.report; r != nil {
 			f.TimedOut = r.TimedOut

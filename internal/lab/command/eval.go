@@ -183,8 +183,7 @@ func (o *EvalOptions) prepare(
 // once drops the second report of a fault in the data: data.path and data.validation.path name the same files. It names
 // the flag that named them.
 func (o *EvalOptions) once(err error) error {
-	var faults config.Errors
-	if errors.As(err, &faults) {
+	if faults, ok := errors.AsType[config.Errors](err); ok {
 		twice := func(f config.Fault) bool { return f.Key == "data.validation.path" }
 		left := slices.DeleteFunc(slices.Clone(faults), twice)
 		for i := range left {

@@ -433,7 +433,6 @@ func (c *Cell) settle(runs []Run, repeat int) {
 		bench.Median(all.TokensPerSecondPerDevice)
 	c.TFLOPsPerDevice, c.MFU, c.MemoryBytes = bench.Median(all.TFLOPsPerDevice), bench.Median(all.MFU), all.MemoryBytes
 	if len(all.CommWaitSeconds) > 0 {
-		wait := bench.Median(all.CommWaitSeconds)
-		c.CommWaitSeconds = &wait
+		c.CommWaitSeconds = new(bench.Median(all.CommWaitSeconds))
 	}
 }

@@ -227,8 +227,7 @@ func Compare(r *Report, cfg *config.Config, whole int, one, many *Side) error {
 		expected = many.batch // of its first sample alone, so its documents
 	}
 	r.compareLeak(cfg, expected[0], many)
-	ok := len(r.Differences) == 0
-	r.OK = &ok
+	r.OK = new(len(r.Differences) == 0)
 	return nil
 }
 

@@ -140,8 +140,7 @@ func (c *coordinator) tick() {
 }
 
 func (c *coordinator) sendStatus(to ...string) {
-	s := c.status()
-	c.effects.send(&message{Status: &s}, to...)
+	c.effects.send(&message{Status: new(c.status())}, to...)
 }
 
 // setRole changes the role, and informs all connected agents.

@@ -490,8 +490,7 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	if err != nil {
 		return fmt.Errorf("without transfers: %w", err)
 	}
-	local := rate(bothOfForward*row.FLOPs, seconds, row.Ranks)
-	row.Local = &local
+	row.Local = new(rate(bothOfForward*row.FLOPs, seconds, row.Ranks))
 
 	t.arena.Release(tensor.Mark{})
 	shape, err := s.shape(partition.LayoutName(row.Layout), []int{row.Tokens}, 1)
@@ -505,9 +504,8 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 		return fmt.Errorf("one rank alone: %w", err)
 	}
 	pairs := partition.Work(shape)[0]
-	alone := rate(bothOfForward*FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim), seconds, 1)
-	loss := 1 - row.Both.TFLOPs/alone.TFLOPs
-	row.Alone, row.Loss = &alone, &loss
+	row.Alone = new(rate(bothOfForward*FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim), seconds, 1))
+	row.Loss = new(1 - row.Both.TFLOPs/row.Alone.TFLOPs)
 	return nil
 }
 

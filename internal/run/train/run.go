@@ -374,8 +374,7 @@ func (r *run) after(ctx context.Context, res Result) error {
 		if v, err = r.validated(ctx); err != nil {
 			return err
 		}
-		f := metrics.Float(v.Loss)
-		val = &f
+		val = new(metrics.Float(v.Loss))
 		r.stop.add(v.Loss, r.cfg.Train.EarlyStop.MinDelta)
 		if err := r.isBest(v.Loss); err != nil {
 			return err

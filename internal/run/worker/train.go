@@ -178,8 +178,7 @@ func (p *process) report(r train.Report) {
 			ETA: r.Left,
 		}
 		if m.ValLoss != nil {
-			v := progress.Number(*m.ValLoss)
-			s.ValLoss = &v
+			s.ValLoss = new(progress.Number(*m.ValLoss))
 		}
 		_ = p.SendData(launch.EventProgress, r.Step, s)
 	}
