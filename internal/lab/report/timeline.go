@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -96,14 +97,10 @@ func (r *Run) lastStep() (spans []span, step int, ranks []int) {
 			newest[s.Rank] = max(newest[s.Rank], n)
 		}
 	}
-	step = -1
-	for rank, n := range newest {
-		ranks = append(ranks, rank)
-		if step < 0 || n < step {
-			step = n
-		}
+	ranks = slices.Sorted(maps.Keys(newest))
+	if step = -1; len(ranks) > 0 {
+		step = slices.Min(slices.Collect(maps.Values(newest)))
 	}
-	slices.Sort(ranks)
 	begin := 0.0
 	for _, s := range r.Slices {
 		n, ok := stepOf(s.Label)

@@ -232,12 +232,10 @@ func (m *Membership) End(ctx context.Context, e launch.Ending) launch.Verdict {
 	case <-m.ctx.Done():
 		return launch.Verdict{Result: launch.Result{ExitCode: launch.ExitFailed, Err: errClosed}}
 	}
-	t := time.NewTimer(closeTimeout)
-	defer t.Stop()
 	select {
 	case v := <-m.verdicts:
 		return v
-	case <-t.C:
+	case <-time.After(closeTimeout):
 		return launch.Verdict{Result: launch.Result{ExitCode: launch.ExitFailed,
 			Err: cmp.Or(e.Err, context.Cause(ctx))}}
 	}
@@ -248,12 +246,10 @@ func (m *Membership) Close(status int, why string) error {
 	var err error
 	m.closeOnce.Do(func() {
 		m.calls.put(func() { m.coord.close(status, why) })
-		t := time.NewTimer(closeTimeout)
 		select {
 		case <-m.goodbyeSent:
-		case <-t.C:
+		case <-time.After(closeTimeout):
 		}
-		t.Stop()
 		err = m.shut()
 	})
 	return err
