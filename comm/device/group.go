@@ -120,6 +120,11 @@ func (d *Group) library(ctx context.Context) error {
 	if d.connected() != nil {
 		return nil
 	}
+	if limit := time.Duration(d.limit.Load()); limit > 0 { // the watch sees only calls
+		var end context.CancelFunc
+		ctx, end = context.WithTimeoutCause(ctx, limit, blame.Deadline(limit))
+		defer end()
+	}
 	lib, err := d.kit.connect(ctx, d.host, d.stream, d.host.Link().Failed())
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/tensor"
@@ -182,6 +183,20 @@ func TestLibraryOfEndedGroup(t *testing.T) {
 	case <-lib.aborted:
 	case <-testContext(t).Done():
 		t.Error("the library was not freed")
+	}
+}
+
+// The wait for a library that never connects ends at the deadline.
+func TestLibraryThatHangs(t *testing.T) {
+	_, groups, _ := splitRanks(t, 2)
+	g := groups[0]
+	g.kit.connect = func(ctx context.Context, _ *comm.Group, _ gpuStream, _ <-chan struct{}) (collectives, error) {
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}
+	g.SetDeadline(50 * time.Millisecond)
+	if err := g.library(testContext(t)); !errors.Is(err, comm.ErrDeadline) {
+		t.Errorf("it ended with %v, want %v", err, comm.ErrDeadline)
 	}
 }
 

@@ -24,7 +24,13 @@ func New(ctx context.Context, host *comm.Group, compute *cuda.Stream, opts Optio
 	dev := compute.Device()
 	kit := &kit{
 		device: dev.Place(), compute: compute,
-		newStream: func(name string) (gpuStream, error) { return dev.NewStream(name, true) },
+		newStream: func(name string) (gpuStream, error) {
+			s, err := dev.NewStream(name, true)
+			if err != nil { // a nil *cuda.Stream would be a stream
+				return nil, err
+			}
+			return s, nil
+		},
 		copy: func(s gpuStream, dst, src tensor.View) {
 			s.(*cuda.Stream).Copy(dst.Addr(), src.Addr(), check.Bytes(src))
 		},

@@ -8,6 +8,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"runtime"
 	"sync"
 
@@ -99,10 +100,10 @@ func Open(ordinal int) (*Device, error) {
 	defer runtime.UnlockOSThread()
 	ctx, err := dev.RetainPrimaryCtx()
 	if err != nil {
-		return nil, fmt.Errorf("GPU %d: primary context: %w", ordinal, err)
+		return nil, d.named("cuDevicePrimaryCtxRetain", err)
 	}
 	if err := cu.SetCurrentContext(ctx); err != nil {
-		return nil, fmt.Errorf("GPU %d: primary context: %w", ordinal, err)
+		return nil, d.named("cuCtxSetCurrent", err)
 	}
 	return d, d.check("cuCtxGetCurrent", C.cprun_current(&d.ctx))
 }
@@ -182,6 +183,14 @@ func (d *Device) check(call string, r C.CUresult) error {
 	}
 	return &Error{Call: call, Device: d.Ordinal, Name: C.GoString(C.cprun_error_name(r)),
 		Text: C.GoString(C.cprun_error_text(r)), Reason: d.reason()}
+}
+
+// named returns an error of package cu with the driver's name and text: cu does not know the newer codes.
+func (d *Device) named(call string, err error) error {
+	if r := reflect.ValueOf(err); r.Kind() == reflect.Int {
+		return d.check(call, C.CUresult(r.Int()))
+	}
+	return err
 }
 
 // Info describes a GPU without a context.

@@ -132,6 +132,7 @@ func (d *Device) take(bytes int64) (alloc, error) {
 		return err
 	})
 	if err != nil {
+		err = d.named("cuMemAlloc", err)
 		free, total, infoErr := d.MemInfo()
 		if infoErr != nil {
 			return alloc{}, fmt.Errorf("%v: allocating %d bytes: %w", d, bytes, err)

@@ -61,7 +61,7 @@ func (d *Device) NewStream(name string, urgent bool) (*Stream, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%v: stream %s: %w", d, name, err)
+		return nil, fmt.Errorf("%v: stream %s: %w", d, name, d.named("cuStreamCreateWithPriority", err))
 	}
 	return s, nil
 }

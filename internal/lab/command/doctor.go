@@ -58,8 +58,8 @@ func Doctor(w io.Writer, verbose bool) (int, error) {
 		tokenCache(),
 	})
 	var b strings.Builder
-	if err := attentionReport(&b, machine, verbose); err != nil {
-		findings = append(findings, finding{what: "attention", value: err.Error(), fix: "correct the variable"})
+	if f := attentionReport(&b, machine, verbose); f.value != "" {
+		findings = append(findings, f)
 	}
 	variables(&b, verbose)
 	var lines, top string
@@ -208,11 +208,11 @@ func tokenCache() finding {
 }
 
 // attentionReport prints the backends that can run causal training, the preferred one first. If verbose, it also prints
-// the rules that reject the others.
-func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
+// the rules that reject the others. It returns a problem; its zero value: there is none.
+func attentionReport(w io.Writer, m machine.Machine, verbose bool) (problem finding) {
 	env, err := launch.Attention()
 	if err != nil {
-		return err
+		return finding{what: "attention", value: err.Error(), fix: "correct the variable"}
 	}
 	r := backend.Request{
 		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto},
@@ -229,8 +229,9 @@ func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	var rejected []backends.Rejection
 	if none := (*backends.NoBackendError)(nil); errors.As(err, &none) {
 		names, rejected = []string{"none"}, none.Rejected
+		problem = finding{what: "attention", value: "no backend can train: " + rejected[0].Reason, fix: rejected[0].Fix}
 	} else if err != nil {
-		return fmt.Errorf("attention: %w", err)
+		return finding{what: "attention", value: err.Error(), fix: "correct the variable"}
 	} else {
 		names, rejected = []string{c.Backend.String()}, c.Rejected
 		for _, b := range c.Layers[0].Able {
@@ -245,7 +246,7 @@ func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 			fmt.Fprintf(w, "  not %s, %s: %s\n    fix: %s\n", r.Backend, r.Rule, r.Reason, r.Fix)
 		}
 	}
-	return nil
+	return problem
 }
 
 func gpus() ([]finding, machine.Machine) {

@@ -2,9 +2,11 @@ package command
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/internal/model/machine"
@@ -41,5 +43,15 @@ func TestSizeOfTheTokenCache(t *testing.T) {
 	}
 	if f := tokenCache(); f.value != fmt.Sprintf("2 KiB in %s; to free it between runs: rm -r %q", dir, dir) {
 		t.Errorf("two entries: %s", f.value)
+	}
+}
+
+// A GPU that no backend can use is a problem with its fix.
+func TestAGPUWithoutABackend(t *testing.T) {
+	for arch, fix := range map[int]string{75: "--device cpu", 90: ""} {
+		f := attentionReport(io.Discard, machine.Machine{Arch: arch, GPUs: 1, CUDNN: 91900, Flash: 30000}, false)
+		if f.what != "" != (fix != "") || !strings.Contains(f.fix, fix) {
+			t.Errorf("sm%d: %+v, want the fix %q", arch, f, fix)
+		}
 	}
 }

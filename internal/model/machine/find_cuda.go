@@ -3,6 +3,9 @@
 package machine
 
 import (
+	"fmt"
+	"strings"
+
 	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/internal/base/cuda/blas"
 	"github.com/cprun/cprun/internal/base/cuda/dnn"
@@ -45,14 +48,17 @@ func Libraries() []Library {
 		}
 		list = append(list, l)
 	}
-	version, err := driver.Version()
-	add("CUDA driver", "for CUDA "+version, err)
-	c, err := nvrtc.Open()
-	version = ""
-	if err == nil {
+	driven, err := driver.Version()
+	c, missing := nvrtc.Open()
+	version := ""
+	if missing == nil {
 		version = c.Version() + " in " + c.Path()
+		if major, _, _ := strings.Cut(c.Version(), "."); err == nil && driven < major {
+			err = fmt.Errorf("for CUDA %s, it cannot load kernels of NVRTC %s; update the driver", driven, c.Version())
+		}
 	}
-	add("NVRTC", version, err)
+	add("CUDA driver", "for CUDA "+driven, err)
+	add("NVRTC", version, missing)
 	v, err := dnn.Version()
 	add("cuDNN", backends.Version(v).String(), err)
 	v, err = blas.Version()
