@@ -84,7 +84,7 @@ func (g *Group) AllReduce(v tensor.View, op Op) (Pending, error) {
 		case g.few():
 			return g.allReduceFew(v.DType(), op, b)
 		case len(b) <= smallReduce:
-			return g.reduceWhole(v.DType(), op, b)
+			return g.reduceShares(v.DType(), op, b, func(int) []byte { return b })
 		}
 		return pieces(len(b), pieceBytes, v.DType().Size()*len(g.ranks), func(lo, hi int) error {
 			return g.reducePiece(v.DType(), op, b[lo:hi])
@@ -117,19 +117,6 @@ func (g *Group) swap(out, in func(peer int) []byte) error {
 		sends, recvs = append(sends, part{peer, out(peer)}), append(recvs, part{peer, in(peer)})
 	})
 	return g.exchange(sends, recvs)
-}
-
-// reduceWhole sends the whole vector to every rank.
-func (g *Group) reduceWhole(d tensor.DType, op Op, b []byte) error {
-	n := len(g.ranks)
-	all := g.scratchBytes(n * padded(len(b)))
-	slot := func(r int) []byte { return all[r*padded(len(b)):][:len(b)] }
-	copy(slot(g.rank), b)
-	if err := g.swap(func(int) []byte { return slot(g.rank) }, slot); err != nil {
-		return err
-	}
-	combineAll(d, op, b, n, slot)
-	return nil
 }
 
 // padded rounds n up, so that slots of the scratch memory are aligned for every element type.
