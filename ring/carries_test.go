@@ -12,10 +12,10 @@ import (
 
 func every(t *testing.T, s partition.Shape, pattern func(*Planner, int) *Schedule) []*Schedule {
 	t.Helper()
-	p := &Planner{spec: Spec{Shape: s}, degree: 1, index: partition.NewIndex(s), size: s.Size, pattern: pattern}
+	p := &Planner{spec: Spec{Shape: s}, degree: 1, index: partition.NewIndex(s), size: s.Size}
 	var all []*Schedule
 	for r := range s.Size {
-		all = append(all, p.Schedule(r))
+		all = append(all, pattern(p, r))
 	}
 	return all
 }

@@ -210,8 +210,7 @@ type Planner struct {
 	size      int                              // how many they are
 	halo      bool                             // rows of others are fetched in one hop
 	before    struct{ forward, backward bool } // ... and before the only kernel call of that pass
-	pattern   func(*Planner, int) *Schedule
-	table     [][]visit // of each owner and hop; nil: not kept
+	table     [][]visit                        // of each owner and hop; nil: not kept
 }
 
 // NewPlanner returns a planner for a caller that asks for many ranks, and need not keep all their
@@ -241,23 +240,14 @@ func UlyssesDegree(algorithm string, ranks, inner int) int {
 	return 1
 }
 
-// patterns makes the schedules of each of Algorithms.
-var patterns = map[string]func(*Planner, int) *Schedule{
-	"ring":         (*Planner).ring,
-	"allgather":    (*Planner).allgather,
-	"ulysses":      (*Planner).ulysses,
-	"hierarchical": (*Planner).ulysses,
-}
-
 func newPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, error) {
-	pattern, ok := patterns[algorithm]
-	if !ok {
+	if !slices.Contains(Algorithms, algorithm) {
 		return nil, fmt.Errorf("algorithm %q is none of %v", algorithm, Algorithms)
 	}
 	if err := s.Mask.Check(); err != nil {
 		return nil, err
 	}
-	p := &Planner{algorithm: algorithm, spec: s, degree: UlyssesDegree(algorithm, s.Size, s.Inner), pattern: pattern}
+	p := &Planner{algorithm: algorithm, spec: s, degree: UlyssesDegree(algorithm, s.Size, s.Inner)}
 	if p.degree < 1 || s.Size%p.degree != 0 {
 		return nil, fmt.Errorf("algorithm %s: groups of %d ranks do not make up %d", algorithm, p.degree, s.Size)
 	}
@@ -291,7 +281,11 @@ func newPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, err
 
 // Schedule returns the schedule of rank, the same that New returns.
 func (p *Planner) Schedule(rank int) *Schedule {
-	s := p.pattern(p, rank)
+	plan := p.ulysses // over groups of one, this is the ring
+	if p.algorithm == "allgather" {
+		plan = p.allgather
+	}
+	s := plan(rank)
 	s.Algorithm = p.algorithm
 	return s
 }
