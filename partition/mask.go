@@ -170,19 +170,15 @@ func (m *Mask) bands() bands {
 // Key returns a string for caches that is equal for equal shapes.
 func (s Shape) Key() string {
 	b := make([]byte, 0, 64+3*len(s.Mask.Docs)+18*len(s.Mask.Slices))
-	for _, x := range []int{s.SeqQ, s.SeqKV, s.Size, s.Mask.Lo, s.Mask.Hi} {
-		b = binary.AppendVarint(b, int64(x))
-	}
+	b = appendInts(b, s.SeqQ, s.SeqKV, s.Size, s.Mask.Lo, s.Mask.Hi)
 	b = appendList(b, s.Mask.Docs)
-	b = binary.AppendVarint(b, int64(len(s.Mask.Slices)))
+	b = appendInts(b, len(s.Mask.Slices))
 	for _, t := range s.Mask.Slices {
-		for _, x := range [...]int{t.Q.Lo, t.Q.Hi, t.K.Lo, t.K.Hi, t.Band.Lo, t.Band.Hi} {
-			b = binary.AppendVarint(b, int64(x))
-		}
+		b = appendInts(b, t.Q.Lo, t.Q.Hi, t.K.Lo, t.K.Hi, t.Band.Lo, t.Band.Hi)
 	}
-	b = binary.AppendVarint(b, int64(len(s.Mask.Stands)))
+	b = appendInts(b, len(s.Mask.Stands))
 	for _, x := range s.Mask.Stands {
-		b = binary.AppendVarint(binary.AppendVarint(b, int64(x.End)), int64(x.Ahead))
+		b = appendInts(b, x.End, x.Ahead)
 	}
 	layout := s.Layout
 	if r, ok := layout.(ready); ok {
@@ -192,7 +188,7 @@ func (s Shape) Key() string {
 	case Document:
 		b = appendList(append(b, l.Name()...), l.Docs)
 		for _, x := range l.Bands {
-			b = binary.AppendVarint(binary.AppendVarint(b, int64(x.Lo)), int64(x.Hi))
+			b = appendInts(b, x.Lo, x.Hi)
 		}
 	case DocumentZigzag:
 		b = appendList(append(b, l.Name()...), l.Docs)
@@ -202,8 +198,9 @@ func (s Shape) Key() string {
 	return string(b)
 }
 
-func appendList(b []byte, list []int) []byte {
-	b = binary.AppendVarint(b, int64(len(list)))
+func appendList(b []byte, list []int) []byte { return appendInts(appendInts(b, len(list)), list...) }
+
+func appendInts(b []byte, list ...int) []byte {
 	for _, x := range list {
 		b = binary.AppendVarint(b, int64(x))
 	}
