@@ -43,8 +43,8 @@ func (e *PeerError) Unwrap() error { return e.Cause }
 
 // IsRemote reports whether the cause of err is on another rank: it came from there, or is that rank's loss or silence.
 func IsRemote(err error) bool {
-	var pe *PeerError
-	return errors.As(err, &pe)
+	_, ok := errors.AsType[*PeerError](err)
+	return ok
 }
 
 // OwnForm returns a cause in the form for its own rank: an error about a peer stays as it is, any other becomes an
@@ -62,8 +62,7 @@ func OwnForm(cause error) error {
 // PeerForm returns the cause of rank origin in the form for the other ranks. An error about a third rank stays as it
 // is, so that the blame never moves.
 func PeerForm(origin int, name string, own error) *PeerError {
-	var pe *PeerError
-	if errors.As(own, &pe) {
+	if pe, ok := errors.AsType[*PeerError](own); ok {
 		return pe
 	}
 	return &PeerError{Rank: origin, Name: name, Cause: own}

@@ -131,8 +131,7 @@ func (c *channel) loss(err error) error {
 	if c.raw == nil {
 		return blame.ErrPeerLost
 	}
-	var why syscall.Errno
-	if errors.As(err, &why) {
+	if why, ok := errors.AsType[syscall.Errno](err); ok {
 		return fmt.Errorf("%v: %v: %w", c.RemoteAddr(), why, blame.ErrPeerLost)
 	}
 	return fmt.Errorf("%v: %w", c.RemoteAddr(), blame.ErrPeerLost)
@@ -140,9 +139,8 @@ func (c *channel) loss(err error) error {
 
 // verdict interprets the end of a connection; nil: no failure.
 func (p *peer) verdict(c *channel, err error) error {
-	var pe *blame.PeerError
 	switch {
-	case errors.As(err, &pe):
+	case blame.IsRemote(err):
 		return err
 	case errors.Is(err, blame.ErrProtocol):
 		return p.blame("", err)
