@@ -65,9 +65,6 @@ func (f *Fused) Close() error { return f.dnn.Close() }
 // Plans returns the number of plans that cuDNN has built. A plan takes up to a second.
 func (f *Fused) Plans() int { return f.dnn.Built() }
 
-// Workspace returns the allocated device memory, in bytes.
-func (f *Fused) Workspace() int64 { return f.scratch.size() }
-
 // usable checks the inputs beyond the checks of package attention.
 func (f *Fused) usable(q View, p attention.Softmax, views ...View) error {
 	if t := q.DType(); t != tensor.BF16 && t != tensor.F16 {

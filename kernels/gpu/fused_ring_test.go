@@ -370,7 +370,7 @@ func TestFusedWorkspaceIsEnough(t *testing.T) {
 					r,
 					func() {},
 				)
-				if got := r.Workspace(); got != n {
+				if got := r.scratch.size(); got != n {
 					t.Errorf("the workspace is %d bytes, FusedWorkspace says %d", got, n)
 				}
 				for d, bytes := range r.dnn.Workspaces() {

@@ -56,9 +56,6 @@ func cacheDir() string {
 // Device returns the device that programs are loaded on.
 func (l *Loader) Device() *cuda.Device { return l.dev }
 
-// Compiled returns the number of programs that were not on disk and had to be compiled.
-func (l *Loader) Compiled() int { return l.cache.Compiled() }
-
 // Fault returns the error of storing compiled programs on disk, if any. They work all the same.
 func (l *Loader) Fault() error { return l.cache.Fault() }
 

@@ -19,7 +19,7 @@ func TestLoader(t *testing.T) {
 		l, err := NewLoader(dev)
 		check(t, err)
 		check(t, l.Preload(names...))
-		if got := l.Compiled(); got != want || l.Fault() != nil {
+		if got := l.cache.Compiled(); got != want || l.Fault() != nil {
 			t.Errorf("start %d compiled %d of %d programs, want %d; fault %v", start, got, len(names), want, l.Fault())
 		}
 		m, err := l.Load(names[0])

@@ -28,7 +28,7 @@ func archs(p Program) (list []string) {
 		return []string{littleShared}
 	}
 	for _, arch := range Archs {
-		if p.For(arch) {
+		if p.Archs == nil || slices.Contains(p.Archs, arch) {
 			list = append(list, arch)
 		}
 	}

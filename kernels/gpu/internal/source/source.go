@@ -64,9 +64,6 @@ func Arch(capability int) string {
 	return fmt.Sprintf("sm_%d", capability)
 }
 
-// For reports whether the program is for an architecture.
-func (p Program) For(arch string) bool { return p.Archs == nil || slices.Contains(p.Archs, arch) }
-
 // Options returns the compiler's options for an architecture. They include line numbers, which profilers and the
 // sanitizer show and which cost nothing at run time.
 func (p Program) Options(arch string) []string {
