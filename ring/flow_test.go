@@ -36,7 +36,7 @@ func TestVisitsAreTheDefinition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 16))
 	for range 400 {
 		s := randomShape(rng)
-		one, err := newPlanner("ring", specOf(s), nil)
+		one, err := NewIndexedPlanner("ring", specOf(s), nil, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -192,7 +192,7 @@ var Gathers = []string{Beside, Before, Auto}
 
 // New returns the schedule of rank under that algorithm.
 func New(algorithm string, s Spec, rank int) (*Schedule, error) {
-	p, err := newPlanner(algorithm, s, nil)
+	p, err := NewIndexedPlanner(algorithm, s, nil, false)
 	if err != nil {
 		return nil, err
 	}
@@ -219,16 +219,6 @@ func NewPlanner(algorithm string, s Spec) (*Planner, error) {
 	return NewIndexedPlanner(algorithm, s, nil, true)
 }
 
-// NewIndexedPlanner returns a planner for a caller that asks under several algorithms. index is one of s.Shape, best a
-// prepared one; groups of ranks that exchange heads have one of their own. all says that every rank is asked for.
-func NewIndexedPlanner(algorithm string, s Spec, index *partition.Index, all bool) (*Planner, error) {
-	p, err := newPlanner(algorithm, s, index)
-	if err == nil && all {
-		p.remember()
-	}
-	return p, err
-}
-
 // UlyssesDegree returns how many ranks exchange heads with each other: all, or inner, or 1: none.
 func UlyssesDegree(algorithm string, ranks, inner int) int {
 	switch algorithm {
@@ -240,7 +230,10 @@ func UlyssesDegree(algorithm string, ranks, inner int) int {
 	return 1
 }
 
-func newPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, error) {
+// NewIndexedPlanner returns a planner for a caller that asks under several algorithms. index is one of s.Shape, best a
+// prepared one; nil: a new one. Groups of ranks that exchange heads have one of their own. all says that every rank is
+// asked for.
+func NewIndexedPlanner(algorithm string, s Spec, index *partition.Index, all bool) (*Planner, error) {
 	if !slices.Contains(Algorithms, algorithm) {
 		return nil, fmt.Errorf("algorithm %q is none of %v", algorithm, Algorithms)
 	}
@@ -275,6 +268,9 @@ func newPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, err
 	case Beside, "":
 	default:
 		return nil, fmt.Errorf("Spec.Gather is %q; want one of %v", s.Gather, Gathers)
+	}
+	if all {
+		p.remember()
 	}
 	return p, nil
 }
