@@ -184,18 +184,18 @@ func (e *Engine) queue(send, recv []comm.Message) (*pending, error) {
 	e.calls++
 	label := e.compute.Labelled()
 	c := call{n: e.calls, ins: ins, outs: append(outs, own...), p: &pending{e: e}}
-	for i := range c.ins {
-		in := &c.ins[i]
-		in.call, in.label = c.n, label
-		e.receives[in.peer].number(&in.message)
-		c.p.recvd = ends(c.p.recvd, in.peer, in.n)
+	number := func(list []peerMessage, queues []backlog) (last []lastOf) {
+		for i := range list {
+			m := &list[i]
+			q := &queues[m.peer]
+			q.last++
+			m.n, m.call, m.label = q.last, c.n, label
+			q.open = append(q.open, m.message)
+			last = ends(last, m.peer, m.n)
+		}
+		return last
 	}
-	for i := range c.outs {
-		out := &c.outs[i]
-		out.call, out.label = c.n, label
-		e.sends[out.peer].number(&out.message)
-		c.p.sent = ends(c.p.sent, out.peer, out.n)
-	}
+	c.p.recvd, c.p.sent = number(c.ins, e.receives), number(c.outs, e.sends)
 	e.post.after(e.compute.Record())
 	if len(e.deferred) == 0 && !e.loose() {
 		e.begin(&c, e.post)
@@ -220,12 +220,6 @@ func ends(all []lastOf, peer int, n uint64) []lastOf {
 		}
 	}
 	return append(all, lastOf{peer, n})
-}
-
-func (q *backlog) number(m *message) {
-	q.last++
-	m.n = q.last
-	q.open = append(q.open, *m)
 }
 
 // A call is a call of Exchange.
