@@ -80,13 +80,6 @@ func (r rows[T]) read(mem []T, b, s, h int) []T {
 	return mem[:r.dim]
 }
 
-// write stores the elements that read returned and the caller changed in place.
-func (r rows[T]) write(b, s, h int, x []T) {
-	if isHalf(r.dtype) {
-		r.store(int(at(r.view, b, s, h)), x)
-	}
-}
-
 // from returns the memory that begins at row [b, s, h], and the distance of rows.
 func (r rows[T]) from(b, s, h int) (data []T, ld int) {
 	return r.data[at(r.view, b, s, h):], int(r.view.Stride(tensor.Seq))
@@ -204,7 +197,9 @@ func foldSink[T tensor.Float](c *Kernels, o, lse, sink tensor.View) {
 			for d := range y {
 				y[d] *= shrink
 			}
-			out.write(b, i, h, y)
+			if isHalf(out.dtype) { // y is a copy
+				out.store(int(at(o, b, i, h)), y)
+			}
 			*old = T(with)
 		}
 	})
