@@ -25,10 +25,10 @@ import (
 type Kernels struct {
 	attention.Launches
 	stream  *tensor.HostStream
-	level   simd.Level // of the inner loops
-	cores   int        // available to this process when New ran
-	scratch []*scratch // one per worker; only work on the stream uses it, one piece at a time
-	ops     opsScratch
+	level   simd.Level             // of the inner loops
+	cores   int                    // available to this process when New ran
+	scratch []*scratch             // one per worker; only work on the stream uses it, one piece at a time
+	sums    []float64              // of operations, likewise
 	slots   [halfSlots]tensor.View // float32 buffers of 16-bit operations
 
 	forward  forwardPass // the current pass

@@ -10,11 +10,6 @@ import (
 // float view is float64, as a reference for tests. ops_half.go converts 16-bit activations. A wrong shape or type
 // panics before the operation queues work. Wrong data, such as a token outside the vocabulary, poisons the stream.
 
-// opsScratch is memory kept between operations. Only work on the stream uses it, one piece at a time.
-type opsScratch struct {
-	f64 []float64
-}
-
 // grow returns buf with n elements of arbitrary value.
 func grow[T any](buf *[]T, n int) []T {
 	if cap(*buf) < n {

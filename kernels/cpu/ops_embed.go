@@ -109,7 +109,7 @@ func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets tensor.View,
 		if err := inVocab("cross entropy: target", ts, math.MinInt32, n); err != nil {
 			return err
 		}
-		rows := grow(&c.ops.f64, len(ts)) // the losses, which are added in order below
+		rows := grow(&c.sums, len(ts)) // the losses, which are added in order below
 		size := rowBlock(n)
 		c.split((len(ts)+size-1)/size, func(s *scratch, block int) {
 			for r := block * size; r < min(len(ts), (block+1)*size); r++ {

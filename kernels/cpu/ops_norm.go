@@ -85,7 +85,7 @@ func rmsNormBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w tensor.Vi
 	c.queue("rmsnorm backward", func() {
 		size := max(rowBlock(n), (rows+normParts-1)/normParts)
 		parts := (rows + size - 1) / size
-		partial := grow(&c.ops.f64, (parts+1)*n)
+		partial := grow(&c.sums, (parts+1)*n)
 		clear(partial)
 		c.blocks(rows, size, func(part, lo, hi int) {
 			at, to := lo*n, hi*n
@@ -400,7 +400,7 @@ func (c *Kernels) SumSquares(sum, g tensor.View) {
 func addSquares[T tensor.Float](c *Kernels, sum, g tensor.View) {
 	l, total, gs := simd.LoopsOf[T](c.level), tensor.Data[float64](sum), tensor.Data[T](g)
 	c.queue("sum of squares", func() {
-		partial := grow(&c.ops.f64, (len(gs)+elementBlock-1)/elementBlock)
+		partial := grow(&c.sums, (len(gs)+elementBlock-1)/elementBlock)
 		c.blocks(len(gs), elementBlock, func(block, lo, hi int) {
 			partial[block] = l.SumSquares(gs[lo:hi])
 		})
