@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -171,18 +172,20 @@ type View = tensor.View
 type Ops struct {
 	stream *cuda.Stream
 	loader *Loader
-	ops    cudaOps
+	blocks map[blocksKey]int // resident on an SM
+	memory *cuda.Memory      // the workspace
 	blas   *blas.Handle
 }
 
 // NewOps returns operations that compute on stream. The caller closes stream. They allocate OpsWorkspace and
 // LinearWorkspace bytes on the device.
 func NewOps(stream *cuda.Stream, loader *Loader) (*Ops, error) {
-	c := &Ops{stream: stream, loader: loader}
-	var opsErr, blasErr error
-	c.ops, opsErr = newCUDAOps(loader.Device())
-	c.blas, blasErr = openBlas(stream)
-	if err := errors.Join(opsErr, blasErr); err != nil {
+	c := NewOptim(stream, loader)
+	var err error
+	if c.memory, err = loader.Device().Alloc(OpsWorkspace); err != nil {
+		return nil, fmt.Errorf("workspace of the operations: %w", err)
+	}
+	if c.blas, err = openBlas(stream); err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -190,7 +193,7 @@ func NewOps(stream *cuda.Stream, loader *Loader) (*Ops, error) {
 
 // NewOptim returns an Ops for AdamW only: it allocates no workspace.
 func NewOptim(stream *cuda.Stream, loader *Loader) *Ops {
-	return &Ops{stream: stream, loader: loader, ops: cudaOps{blocks: map[blocksKey]int{}}}
+	return &Ops{stream: stream, loader: loader, blocks: map[blocksKey]int{}}
 }
 
 // Close releases cuBLASLt. The stream must be done.

@@ -17,24 +17,10 @@ import (
 // float32. A wrong shape or type panics before the operation queues work, as on the CPU. The order of sums depends only
 // on shapes and the GPU, so that every run gives the same bits.
 
-// cudaOps holds the state of the operations.
-type cudaOps struct {
-	blocks map[blocksKey]int // resident on an SM
-	work   *cuda.Memory
-}
-
 // A blocksKey is a kernel and the number of threads of its blocks.
 type blocksKey struct {
 	f       *cuda.Function
 	threads int
-}
-
-func newCUDAOps(dev *cuda.Device) (cudaOps, error) {
-	work, err := dev.Alloc(OpsWorkspace)
-	if err != nil {
-		return cudaOps{}, fmt.Errorf("workspace of the operations: %w", err)
-	}
-	return cudaOps{blocks: map[blocksKey]int{}, work: work}, nil
 }
 
 // Preload loads all programs of the operations, and compiles missing ones in parallel. Without it, the first use of a
@@ -61,17 +47,17 @@ func (c *Ops) resident(program, name string, threads int) (int, error) {
 		return 0, err
 	}
 	key := blocksKey{f, threads}
-	if c.ops.blocks[key] == 0 {
+	if c.blocks[key] == 0 {
 		n, err := f.Blocks(threads, 0)
 		if err != nil {
 			return 0, err
 		}
-		c.ops.blocks[key] = max(n, 1)
+		c.blocks[key] = max(n, 1)
 	}
-	return c.ops.blocks[key] * c.loader.Device().SMs, nil
+	return c.blocks[key] * c.loader.Device().SMs, nil
 }
 
-func (c *Ops) work() uint64 { return c.ops.work.Addr() }
+func (c *Ops) work() uint64 { return c.memory.Addr() }
 
 // typeNames holds the element types in kernels' names.
 var typeNames = map[tensor.DType]string{
