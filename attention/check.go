@@ -107,7 +107,9 @@ func outShape(q, v View) [4]int {
 	return s
 }
 
-func rowShape(q View) [4]int { return [4]int{q.Len(tensor.Batch), q.Len(tensor.Seq), q.Len(tensor.Heads), 1} }
+func rowShape(q View) [4]int {
+	return [4]int{q.Len(tensor.Batch), q.Len(tensor.Seq), q.Len(tensor.Heads), 1}
+}
 
 type checker struct {
 	call   string
