@@ -6,6 +6,7 @@
 package device
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,6 +128,9 @@ func (d *Group) library(ctx context.Context) error {
 	}
 	lib, err := d.kit.connect(ctx, d.host, d.stream, d.host.Link().Failed())
 	if err != nil {
+		if errors.Is(err, comm.ErrAborted) {
+			err = cmp.Or(d.host.Link().Err(), err) // the rank that ended it
+		}
 		return err
 	}
 	d.mu.Lock()
