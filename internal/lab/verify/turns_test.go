@@ -130,6 +130,8 @@ func marked(t *testing.T, template string) (path string) {
 	return path
 }
 
+var clock = regexp.MustCompile(`strftime_now\([^)]*\)`)
+
 var specials = regexp.MustCompile(`<\|[\w ]+\|>|<｜[^｜]*｜>|</?[a-z_]+>|\[/?[A-Z_]+\]`)
 
 // The second search finds the loader's targets with every template that the loader takes.
@@ -137,6 +139,16 @@ func TestTurnsEqualTheLoader(t *testing.T) {
 	templates, err := filepath.Glob(filepath.Join(*templatesDir, "*.jinja"))
 	if err != nil || len(templates) == 0 {
 		t.Fatal(templates, err)
+	}
+	for i, path := range templates { // a template asks for the time more than once, perhaps in two minutes
+		source, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		templates[i] = filepath.Join(t.TempDir(), filepath.Base(path))
+		if err := os.WriteFile(templates[i], clock.ReplaceAll(source, []byte("'now'")), 0o666); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for i, turn := range ends {
 		templates = append(templates, filepath.Join(t.TempDir(), fmt.Sprint(i, ".jinja")))
