@@ -393,7 +393,8 @@ struct Consumer {
 };
 
 // add_keys adds factor times a sum to dK or dV of the block's keys, from the first key and column. It sets the rows
-// of fresh keys.
+// of fresh keys. A thread loads the old values of a row before it stores one, since each load after a store would wait
+// for memory alone.
 template <int COLS>
 __device__ __forceinline__ void add_keys(const HopperBackward& b, const Strided& d, const float (&x)[COLS / 2],
     float factor, int dim, int key, int from, unsigned base) {
@@ -408,22 +409,31 @@ __device__ __forceinline__ void add_keys(const HopperBackward& b, const Strided&
     if (!covered && !fresh) {
       continue;
     }
-    float* row = to + (long long)(own + j) * d.seq;
+    float* row = to + (long long)(own + j) * d.seq + from + first_col();
+    const int left = dim - from - first_col(); // columns
+    float2 old[COLS / 8];
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++) {
+      old[n] = {0, 0};
+      if (!fresh && aligned && 8 * n < left) {
+        old[n] = *(const float2*)(row + 8 * n);
+      } else if (!fresh) {
+        old[n] = {8 * n < left ? row[8 * n] : 0, 8 * n + 1 < left ? row[8 * n + 1] : 0};
+      }
+    }
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++) {
       const int at = 4 * n + 2 * r;
       const float u = covered ? factor * x[at] : 0, v = covered ? factor * x[at + 1] : 0; // x is NaN if a query has NaN
-      const int col = from + 8 * n + first_col();
-      float* y = row + col;
-      if (aligned && col < dim) {
-        const float2 old = fresh ? float2{0, 0} : *(const float2*)y;
-        *(float2*)y = {old.x + u, old.y + v};
+      float* y = row + 8 * n;
+      if (aligned && 8 * n < left) {
+        *(float2*)y = {old[n].x + u, old[n].y + v};
       } else {
-        if (col < dim) {
-          y[0] = (fresh ? 0 : y[0]) + u;
+        if (8 * n < left) {
+          y[0] = old[n].x + u;
         }
-        if (col + 1 < dim) {
-          y[1] = (fresh ? 0 : y[1]) + v;
+        if (8 * n + 1 < left) {
+          y[1] = old[n].y + v;
         }
       }
     }

@@ -357,8 +357,18 @@ __device__ __forceinline__ void settle(const FlashParams& p, State& state, int r
   }
 }
 
+// load_old loads two floats of each of the columns c, c+1, ... of eight.
+template <int N>
+__device__ __forceinline__ void load_old(float2 (&old)[N], const float* row, int c, int col, int dim, bool reads) {
+#pragma unroll
+  for (int n = 0; n < N; n++) {
+    old[n] = reads && 8 * (c + n) + col < dim ? *(const float2*)(row + 8 * (c + n)) : float2{0, 0};
+  }
+}
+
 // fold merges the state with O and LSE, and stores them. tile is the last one that overlaps the block. The old state
-// counts as one more key, with its LSE as the score and its O as the value.
+// counts as one more key, with its LSE as the score and its O as the value. A thread loads the old O of several columns
+// before it stores one, since each load after a store would wait for memory alone.
 template <class T>
 __device__ __forceinline__ void fold(
     const HopperForward& x, State& state, const Work& work, const Lane& lane, int tile) {
@@ -373,12 +383,16 @@ __device__ __forceinline__ void fold(
   if (state.sum[0] == 0 || state.sum[1] == 0) {
     settle(p, state, work.own + lane.row, tile);
   }
+  constexpr int LOADED = HEAD_V / 8 < 16 ? HEAD_V / 8 : 16;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const float sum = state.sum[r];
     const int i = work.own + lane.row + 8 * r;
-    const bool valid = i < p.seq_q;
-    const float before = valid && !(x.pass & FIRST) ? lse[i * p.lse.seq] * LOG2E : -INF;
+    const bool valid = i < p.seq_q, reads = valid && !(x.pass & FIRST);
+    const float before = reads ? lse[i * p.lse.seq] * LOG2E : -INF;
+    float* row = o + i * p.o.seq + lane.col;
+    float2 old[LOADED];
+    load_old(old, row, 0, lane.col, p.dim_v, reads);
     __syncwarp(); // all lanes of the row have read LSE
     const bool any = sum != 0; // NaN counts: a NaN or Inf of a key reaches O and LSE
     const float now = any ? state.base[r] : -INF, most = fmaxf(before, now), top = most == -INF ? 0 : most;
@@ -386,20 +400,19 @@ __device__ __forceinline__ void fold(
     const float total = a + b * sum;
     a = total != 0 ? quotient(a, total) : 0;
     b = total != 0 ? quotient(b, total) : 0;
-    float* row = o + i * p.o.seq + lane.col;
     const bool stores = valid && !(x.pass & LAST) && (any || x.pass & FIRST);
 #pragma unroll
     for (int c = 0; c < HEAD_V / 8; c++) {
       float &y = state.o[4 * c + 2 * r], &z = state.o[4 * c + 2 * r + 1];
+      if (c > 0 && c % LOADED == 0) {
+        load_old(old, row, c, lane.col, p.dim_v, reads);
+      }
       y *= b, z *= b;
-      if (valid && 8 * c + lane.col < p.dim_v) {
-        if (!(x.pass & FIRST)) {
-          const float2 old = *(const float2*)(row + 8 * c);
-          y += a * old.x, z += a * old.y;
-        }
-        if (stores) {
-          *(float2*)(row + 8 * c) = {y, z};
-        }
+      if (reads) {
+        y += a * old[c % LOADED].x, z += a * old[c % LOADED].y;
+      }
+      if (stores && 8 * c + lane.col < p.dim_v) {
+        *(float2*)(row + 8 * c) = {y, z};
       }
     }
     if (x.pass & LAST) {
