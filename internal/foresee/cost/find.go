@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/cprun/cprun/internal/base/files"
 )
@@ -15,8 +16,8 @@ import (
 //go:embed tables/*.json
 var shipped embed.FS
 
-// Shipped returns the tables of reference machines, by file name.
-func Shipped() ([]*Table, error) {
+// Shipped returns the tables of reference machines, by file name. All callers share them.
+var Shipped = sync.OnceValues(func() ([]*Table, error) {
 	entries, err := shipped.ReadDir("tables")
 	if err != nil {
 		return nil, err
@@ -34,7 +35,7 @@ func Shipped() ([]*Table, error) {
 		all = append(all, t)
 	}
 	return all, nil
-}
+})
 
 // Dir returns the directory of the user's own tables, as measured by one version of cprun.
 func Dir(program string) (string, error) {

@@ -276,7 +276,7 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 }
 
 // matmulRate returns the peak GFLOP/s of one thread's matrix product, to scale a table to a CPU without its own.
-var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, 30*time.Millisecond) })
+var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, 5*time.Millisecond) })
 
 // quick plans without hops and advice. It chooses as a run does, by the decisions of d.
 func quick(
