@@ -36,23 +36,22 @@ type FlatLayout struct {
 // NewLayout returns the layout for a number of ranks. Every bucket divides into that many equal parts, each a multiple
 // of Align.
 func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
-	l := newLayout(cfg, ranks, func(t hf.Tensor) bool { return !cfg.Frozen(t) })
-	if f := newLayout(cfg, ranks, cfg.Frozen); len(f.Params) > 0 {
+	all, n := slices.Concat(cfg.Tensors(), cfg.Adapters()), cfg.NumHiddenLayers
+	slices.SortStableFunc(all, func(a, b hf.Tensor) int { return cmp.Compare(bucketOf(a, n), bucketOf(b, n)) })
+	l := newLayout(cfg, ranks, all, func(t hf.Tensor) bool { return !cfg.Frozen(t) })
+	if f := newLayout(cfg, ranks, all, cfg.Frozen); len(f.Params) > 0 {
 		l.Frozen = f
 	}
 	return l
 }
 
-func newLayout(cfg *hf.Config, ranks int, has func(hf.Tensor) bool) *FlatLayout {
+func newLayout(cfg *hf.Config, ranks int, all []hf.Tensor, has func(hf.Tensor) bool) *FlatLayout {
 	l := &FlatLayout{unit: Align * int64(max(ranks, 1))}
-	of := func(t hf.Tensor) int { return bucketOf(t, cfg.NumHiddenLayers) }
-	all := slices.Concat(cfg.Tensors(), cfg.Adapters())
-	slices.SortStableFunc(all, func(a, b hf.Tensor) int { return cmp.Compare(of(a), of(b)) })
 	for _, t := range all {
 		if !has(t) {
 			continue
 		}
-		for len(l.Buckets) < of(t) {
+		for len(l.Buckets) < bucketOf(t, cfg.NumHiddenLayers) {
 			l.close()
 		}
 		l.add(NewParam(t, cfg))

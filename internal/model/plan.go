@@ -27,13 +27,13 @@ type Memory struct {
 // computed in dtype. It runs the training code over an arena without memory and operations that do nothing, so it
 // matches the run.
 func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType) Memory {
-	n := NewLayout(cfg, 1).Size()
+	m := phantomModel(cfg, nopOps{}, nopAttention{}, opt, dtype)
+	m.dryRun = true
+	n := m.flat.Size()
 	plan := Memory{Weights: 4 * n, Grads: 4 * n}
 	if dtype != tensor.F32 {
 		plan.Compute = int64(dtype.Size()) * n
 	}
-	m := phantomModel(cfg, nopOps{}, nopAttention{}, opt, dtype)
-	m.dryRun = true
 	for _, v := range slices.Concat(m.saved(batch, localTokens)...) {
 		plan.Host += int64(v.Size()) * int64(v.DType().Size())
 	}

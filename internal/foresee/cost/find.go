@@ -17,12 +17,11 @@ import (
 var shipped embed.FS
 
 // Shipped returns the tables of reference machines, by file name. All callers share them.
-var Shipped = sync.OnceValues(func() ([]*Table, error) {
+var Shipped = sync.OnceValues(func() (all []*Table, err error) {
 	entries, err := shipped.ReadDir("tables")
 	if err != nil {
 		return nil, err
 	}
-	var all []*Table
 	for _, e := range entries {
 		text, err := shipped.ReadFile("tables/" + e.Name())
 		if err != nil {

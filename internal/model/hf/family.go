@@ -130,6 +130,7 @@ func (c *Config) Tensors() []Tensor {
 	f := c.Family()
 	var list []Tensor
 	add := func(layer int, roles ...Role) {
+		prefix := fmt.Sprintf(f.Layer, layer)
 		for _, r := range roles {
 			name := f.Tensors[r]
 			if name == "" || !c.has(r) {
@@ -137,7 +138,7 @@ func (c *Config) Tensors() []Tensor {
 			}
 			t := Tensor{Name: name, Shape: c.shape(r), Role: r, Layer: layer}
 			if layer >= 0 {
-				t.Name = fmt.Sprintf(f.Layer, layer) + name
+				t.Name = prefix + name
 				c.fuse(&t)
 			}
 			list = append(list, t)
