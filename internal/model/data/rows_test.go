@@ -63,25 +63,36 @@ func TestWrongRowsAreExplained(t *testing.T) {
 	}
 }
 
-// eachDamage calls try with every beginning of a file, then with every byte of it changed.
+// eachDamage calls try with every byte of a file changed, then with every beginning of it.
 func eachDamage(t *testing.T, from string, try func(what, path string, cut bool)) {
 	whole, err := os.ReadFile(from)
 	if err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), filepath.Base(from))
-	write := func(content []byte) {
-		if err := os.WriteFile(path, content, 0o666); err != nil {
+	if err := os.WriteFile(path, whole, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	write := func(b byte, at int) {
+		if _, err := f.WriteAt([]byte{b}, int64(at)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for n := range whole {
-		write(whole[:n])
-		try(fmt.Sprintf("%d bytes of %s", n, from), path, true)
-		changed := append([]byte(nil), whole...)
-		changed[n] ^= 0xff
-		write(changed)
+	for n, b := range whole {
+		write(b^0xff, n)
 		try(fmt.Sprintf("byte %d of %s changed", n, from), path, false)
+		write(b, n)
+	}
+	for n := len(whole) - 1; n >= 0; n-- {
+		if err := f.Truncate(int64(n)); err != nil {
+			t.Fatal(err)
+		}
+		try(fmt.Sprintf("%d bytes of %s", n, from), path, true)
 	}
 }
 
