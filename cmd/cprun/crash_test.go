@@ -27,7 +27,7 @@ var (
 
 const (
 	crashRanks = 3
-	crashSteps = 14
+	crashSteps = 10
 )
 
 // A crash is a kind of fault, injected into a run at a random moment.
