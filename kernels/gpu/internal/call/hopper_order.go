@@ -18,7 +18,7 @@ func (f *Flash) HopperOrdered(s source.HopperShape, sms SMs, fresh partition.Ran
 	}
 	o := f.orderOf(s, sms.Taken)
 	l.Grid[0] = o.blocks * f.K.Len(tensor.Heads)
-	l.Progress = l.Grid[0] * l.Grid[2] * s.KeyGroups
+	l.Progress = o.blocks * f.Q.Len(tensor.Heads) * l.Grid[2] * s.KeyGroups
 	p := &l.Params
 	p.Start, p.Blocks, p.Fold, p.Beside = int32(o.start), int32(o.blocks), int32(o.fold), int32(o.beside)
 	if o.banded {
@@ -39,10 +39,6 @@ const turnPolls = 1 << 27
 // HasOrder reports whether blocks of keys can add to dQ in order: each must visit the queries of a head once, from the
 // last to the first.
 func (f *Flash) HasOrder(s source.HopperShape) bool {
-	const most = 1 << 31 // limit of a block's rows
-	if f.Q.Len(tensor.Heads)/f.K.Len(tensor.Heads)*f.Q.Len(tensor.Seq) >= most {
-		return false
-	}
 	keys := int32(s.OwnKeys())
 	own := ownTiles(f.Tiles, true)
 	for i, t := range own {

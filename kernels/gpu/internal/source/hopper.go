@@ -135,7 +135,7 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 	_, split := option(s.Split, "", "SPLIT")
 	var entries []Entry
 	switch {
-	case s.QK == 128 && s.SharedP, s.QK == 192: // SharedP: for tests only
+	case s.QK == 128 && !capped && (ordered || s.SharedP), s.QK == 192: // SharedP: for tests only
 		entries = fetching(24)
 	case s.QK == 128 && !capped:
 		entries = fetching(16)

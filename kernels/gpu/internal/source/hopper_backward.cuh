@@ -16,7 +16,7 @@ static_assert(!SPLIT || DK_COLS % 64 == 0 && DV_COLS % 64 == 0, "shape");
 
 struct HopperBackward {
   TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
-  unsigned* progress; // ORDERED: of each block of keys, by batch, KV head and group; initially 0. See Progress
+  unsigned* progress; // ORDERED: of each block of keys and consumer, by batch and head of q; initially 0. See Progress
   const int* order;            // not ORDERED: the blocks of keys, most queries first; NULL: ascending
   // The first block of keys, and their number. ORDERED: each sees some query, banded if there is only one tile, and
   // fold and beside set the order. Otherwise, the last `together` blocks run after the others of all heads. See turn.
@@ -187,26 +187,36 @@ constexpr int MASKED = 2; // some key does not see some query
 constexpr int DIRTY = 4;  // the tensor has rows after end, which may be NaN
 
 // Heads is the walk of a block over all heads of the group, down the queries of each. Under a causal mask, concurrent
-// blocks then reach the same queries at the same time.
+// blocks then reach the same queries at the same time. ORDERED, blocks of several KV heads run at once, each a step
+// behind another, so the walk goes down the queries once, over all heads at each: fewer rows are in use at a time, and
+// they stay in the L2.
 struct Heads {
   KeyWalk walk;
   int head;
 
   __device__ __forceinline__ Heads(const HopperBackward& b, unsigned base)
-      : walk(b.p, own_keys(base)), head(own_kv_head(base) * (b.p.heads / b.p.kv_heads)) {
+      : walk(b.p, own_keys(base)), head((own_kv_head(base) + ORDERED) * (b.p.heads / b.p.kv_heads) - ORDERED) {
     walk.restart_down();
   }
 
   __device__ __forceinline__ bool next(unsigned base) {
-    if (walk.previous()) {
+    if (!ORDERED && walk.previous()) {
       return true;
     }
     unsigned next_kv_head = own_kv_head(base) + 1;
     hide_value(next_kv_head); // keeps the compiler from holding the product in a register
-    if (++head * walk.p.kv_heads == next_kv_head * walk.p.heads) {
-      return false;
+    const bool over = ++head * walk.p.kv_heads == next_kv_head * walk.p.heads; // all heads of the group had a step
+    if (ORDERED) {
+      if (!over) {
+        return true;
+      }
+      head -= walk.p.heads / walk.p.kv_heads;
+    } else {
+      if (over) {
+        return false;
+      }
+      walk.restart_down();
     }
-    walk.restart_down();
     return walk.previous();
   }
 
@@ -303,30 +313,28 @@ __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned ba
     }
     const int head = at.head;
     more = at.next(base);
-    at.head = more ? at.head : head; // a valid head
+    at.head = ORDERED || more ? at.head : head; // a valid head
   }
 }
 
-// Progress counts a block's additions to dQ, for one consumer: all rows of the group's first heads, and the last
-// rows of the next. ORDERED, a block adds to a row after the previous block has passed it.
+// Progress counts the last rows of a query head to which a block has added dQ, for one consumer. ORDERED, a block adds
+// to a row after the previous block has passed it.
 struct Progress {
   const HopperBackward& b;
-  unsigned base, seen; // seen: of the previous block
-
-  __device__ __forceinline__ Progress(const HopperBackward& b, unsigned base) : b(b), base(base), seen(0) {}
+  unsigned base;
 
   // at returns the address of the progress of a block of keys.
-  __device__ __forceinline__ unsigned* at(int keys, int consumer) const {
-    return b.progress + ((blockIdx.z * b.p.kv_heads + own_kv_head(base)) * b.blocks + keys) * GROUPS + consumer;
+  __device__ __forceinline__ unsigned* at(int keys, int head, int consumer) const {
+    return b.progress + ((blockIdx.z * b.p.heads + head) * b.blocks + keys) * GROUPS + consumer;
   }
-  __device__ __forceinline__ void wait(unsigned until, int consumer) {
+  __device__ __forceinline__ void wait(unsigned until, int head, int consumer) const {
     int keys, kv_head, before, own;
     load_shared_words(base + Shared::TURN, keys, kv_head, before, own);
-    if (seen < until && before >= 0) {
-      seen = wait_raised(at(before, consumer), until, b.polls);
+    if (before >= 0) {
+      unsigned seen = wait_raised(at(before, head, consumer), until, b.polls);
       if (!BY_DIM &&
           seen >= until) { // the other consumer of that block may add to these rows: steps of blocks begin anywhere
-        seen = min((int)seen, (int)wait_raised(at(before, 1 - consumer), until, b.polls));
+        seen = min((int)seen, (int)wait_raised(at(before, head, 1 - consumer), until, b.polls));
       }
       if (seen < until) {
         load_shared_words(base + Shared::TURN, keys, kv_head, before, own); // reloaded, since registers are scarce
@@ -334,8 +342,8 @@ struct Progress {
       }
     }
   }
-  __device__ __forceinline__ void tell(unsigned until, int consumer) const {
-    raise(at(__float_as_int(load_shared(base + Shared::TURN)), consumer), until);
+  __device__ __forceinline__ void tell(unsigned until, int head, int consumer) const {
+    raise(at(__float_as_int(load_shared(base + Shared::TURN)), head, consumer), until);
   }
   __device__ __forceinline__ bool behind() const { return __float_as_int(load_shared(base + Shared::TURN + 24)); }
   // shared reports whether the previous block adds to a row in [row, end).
@@ -363,10 +371,9 @@ template <int PARTS> __device__ __forceinline__ void clear_queries(unsigned part
 __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned base, int consumer) {
   const FlashParams& p = b.p;
   const unsigned from = base + Shared::DQ + consumer * DQ_BYTES;
-  const int dim = BY_DIM ? consumer * DQ_PARTS * 64 : 0, first = BY_DIM ? 0 : consumer * DQ_ROWS,
-            heads = p.heads / p.kv_heads;
+  const int dim = BY_DIM ? consumer * DQ_PARTS * 64 : 0, first = BY_DIM ? 0 : consumer * DQ_ROWS;
   const bool adds = threadIdx.x % 32 == 0;
-  Progress progress(b, base);
+  const Progress progress{b, base};
   some_arrive(DQ_EMPTY + consumer, DQ_THREADS);
   for (unsigned step = 0;; step++) {
     const unsigned stage = step % STAGES;
@@ -376,10 +383,14 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
     __syncwarp();
     if (kind & LAST) {
       if (ORDERED && adds) {
-        if (progress.behind()) {
-          progress.wait(heads * p.seq_q, consumer);
+        const int heads = p.heads / p.kv_heads;
+        head = own_kv_head(base) * heads;
+        for (int i = 0; i < heads; i++, head++) {
+          if (progress.behind()) {
+            progress.wait(p.seq_q, head, consumer);
+          }
+          progress.tell(p.seq_q, head, consumer);
         }
-        progress.tell(heads * p.seq_q, consumer);
       }
       return;
     }
@@ -399,10 +410,10 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
           clear_queries<DQ_AT_ONCE>(from, max(end - row - first, 0));
         }
       }
-      const unsigned until = (head - own_kv_head(base) * heads + 1) * p.seq_q - row;
+      const unsigned until = p.seq_q - row;
       if (adds) {
         if (ORDERED && part == 0 && progress.shared(row, min(row + BM, end))) {
-          progress.wait(until, consumer);
+          progress.wait(until, head, consumer);
         }
 #pragma unroll
         for (int i = 0; i < 2 * DQ_AT_ONCE; i++) {
@@ -420,7 +431,7 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
       some_arrive(DQ_EMPTY + consumer, DQ_THREADS);
       if (ORDERED && adds && part + DQ_AT_ONCE == DQ_PARTS) {
         adds_finish();
-        progress.tell(until, consumer);
+        progress.tell(until, head, consumer);
       }
     }
   }
