@@ -1,5 +1,5 @@
-// The shared memory of hopper_backward.cu, and the work of the threads that do not multiply: they walk, load, and
-// add dQ to global memory.
+// The shared memory of hopper_backward.cu, the work of the threads that do not multiply (they walk, load, and add dQ to
+// global memory), and the sums of dK and dV there.
 #pragma once
 #include "flash.cuh"
 #include "hopper_gates.cuh"
@@ -432,6 +432,59 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
       if (ORDERED && adds && part + DQ_AT_ONCE == DQ_PARTS) {
         adds_finish();
         progress.tell(until, head, consumer);
+      }
+    }
+  }
+}
+
+// In a product with 64 rows, a consumer thread holds, in floats 4 n to 4 n + 3, columns 8 n + first_col()
+// and the next of rows first_row() and first_row() + 8.
+__device__ __forceinline__ int first_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int first_col() { return threadIdx.x % 4 * 2; }
+
+// add_keys adds factor times a sum to dK or dV of the block's keys, from the first key and column. It sets the rows
+// of fresh keys. A thread loads the old values of a row before it stores one, since each load after a store would wait
+// for memory alone.
+template <int COLS>
+__device__ __forceinline__ void add_keys(const HopperBackward& b, const Strided& d, const float (&x)[COLS / 2],
+    float factor, int dim, int key, int from, unsigned base) {
+  float* to = head_of<float>(d, blockIdx.z, own_kv_head(base));
+  const int own = own_keys(base);
+  const bool aligned = b.p.flags & ALIGNED_O;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int j = key + first_row() + 8 * r;
+    const bool fresh = b.fresh_lo <= own + j && own + j < b.fresh_hi,
+               covered = load_shared(base + Shared::COVERED + 4 * j) != 0;
+    if (!covered && !fresh) {
+      continue;
+    }
+    float* row = to + (long long)(own + j) * d.seq + from + first_col();
+    const int left = dim - from - first_col(); // columns
+    float2 old[COLS / 8];
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++) {
+      old[n] = {0, 0};
+      if (!fresh && aligned && 8 * n < left) {
+        old[n] = *(const float2*)(row + 8 * n);
+      } else if (!fresh) {
+        old[n] = {8 * n < left ? row[8 * n] : 0, 8 * n + 1 < left ? row[8 * n + 1] : 0};
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++) {
+      const int at = 4 * n + 2 * r;
+      const float u = covered ? factor * x[at] : 0, v = covered ? factor * x[at + 1] : 0; // x is NaN if a query has NaN
+      float* y = row + 8 * n;
+      if (aligned && 8 * n < left) {
+        *(float2*)y = {old[n].x + u, old[n].y + v};
+      } else {
+        if (8 * n < left) {
+          y[0] = old[n].x + u;
+        }
+        if (8 * n + 1 < left) {
+          y[1] = old[n].y + v;
+        }
       }
     }
   }
