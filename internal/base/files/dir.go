@@ -2,7 +2,7 @@
 //
 //	data, err := files.Read(path, 1<<20) // at most 1 MiB
 //	dir, err := files.Make(runDirectory)
-//	err = files.Write(dir, "plan.json", func(d *files.Draft) error { … })
+//	err = files.Write(dir, "plan.json", func(w io.Writer) error { … })
 //
 // Inputs may be malicious: Open rejects everything except regular files without blocking, and Read has a limit. Output
 // goes to a directory that is open as an os.Root, so that no link leads out of it. A new file has a temporary name
@@ -156,7 +156,7 @@ func (d *Draft) Discard() error {
 }
 
 // Write atomically replaces a file in root by one with the content that f writes.
-func Write(root *os.Root, name string, f func(d *Draft) error) error {
+func Write(root *os.Root, name string, f func(w io.Writer) error) error {
 	d, err := Create(root, name)
 	if err != nil {
 		return err
@@ -165,6 +165,14 @@ func Write(root *os.Root, name string, f func(d *Draft) error) error {
 		return errors.Join(err, d.Discard())
 	}
 	return d.Commit()
+}
+
+// WriteData does what Write does, with the content data.
+func WriteData(root *os.Root, name string, data []byte) error {
+	return Write(root, name, func(w io.Writer) error {
+		_, err := w.Write(data)
+		return err
+	})
 }
 
 // WriteJSON writes v as JSON, with line breaks and this indent of each level.
@@ -212,7 +220,7 @@ func fill(root *os.Root, name string, f func(dir *os.Root) error) error {
 
 // WriteTo does what Write does, at a path from the user. It replaces a link and does not follow it. It fails for a path
 // that is not a file.
-func WriteTo(path string, f func(d *Draft) error) error {
+func WriteTo(path string, f func(w io.Writer) error) error {
 	if st, err := os.Lstat(path); err == nil && !st.Mode().IsRegular() && st.Mode()&fs.ModeSymlink == 0 {
 		return check(terminal.Name(path), st)
 	}

@@ -121,8 +121,8 @@ func links(t *testing.T) (dir, outside string) {
 	return dir, outside
 }
 
-func text(s string) func(*Draft) error {
-	return func(w *Draft) error {
+func text(s string) func(io.Writer) error {
+	return func(w io.Writer) error {
 		_, err := io.WriteString(w, s)
 		return err
 	}
@@ -197,7 +197,7 @@ func TestDraftsLeaveNothing(t *testing.T) {
 	dir := t.TempDir()
 	r := root(t, dir)
 	failed := errors.New("failed")
-	if err := Write(r, "file", func(*Draft) error { return failed }); err == nil {
+	if err := Write(r, "file", func(io.Writer) error { return failed }); err == nil {
 		t.Error("a failed write is no error")
 	}
 	d, err := Create(r, "file")

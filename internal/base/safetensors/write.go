@@ -169,7 +169,7 @@ func WriteFile(path string, metadata map[string]string, entries []Entry) (err er
 
 // WriteIn does what WriteFile does inside dir. It follows no link out of dir.
 func WriteIn(dir *os.Root, name string, metadata map[string]string, entries []Entry) error {
-	err := files.Write(dir, name, func(f *files.Draft) error {
+	err := files.Write(dir, name, func(f io.Writer) error {
 		w := bufio.NewWriterSize(f, chunk)
 		if err := Write(w, metadata, entries); err != nil {
 			return err

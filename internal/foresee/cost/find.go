@@ -110,7 +110,7 @@ func (t *Table) Keep() (string, error) {
 		return "", err
 	}
 	defer dir.Close()
-	return path, files.Write(dir, filepath.Base(path), func(d *files.Draft) error { return t.Encode(d) })
+	return path, files.Write(dir, filepath.Base(path), t.Encode)
 }
 
 // Reference returns the shipped table of the machine that is most like m: of its name, else of its kind, else of the

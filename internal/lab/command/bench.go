@@ -142,7 +142,7 @@ func writeFile(flag, path string, write func(io.Writer) error) error {
 	if path == "" {
 		return nil
 	}
-	if err := files.WriteTo(path, func(f *files.Draft) error { return write(f) }); err != nil {
+	if err := files.WriteTo(path, write); err != nil {
 		return fmt.Errorf("%s %s: %w", flag, terminal.Name(path), err)
 	}
 	return nil

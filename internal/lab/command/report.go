@@ -44,17 +44,10 @@ func Report(paths []string, o ReportOptions) (int, error) {
 			out = filepath.Join(paths[0], out)
 		}
 	}
-	size := int64(0)
-	err := files.WriteTo(out, func(d *files.Draft) error {
-		if err := report.Write(d, in); err != nil {
-			return err
-		}
-		st, err := d.Stat()
-		if err == nil {
-			size = st.Size()
-		}
-		return err
-	})
+	if err := files.WriteTo(out, func(w io.Writer) error { return report.Write(w, in) }); err != nil {
+		return 0, err
+	}
+	st, err := files.Stat(out)
 	if err != nil {
 		return 0, err
 	}
@@ -64,7 +57,7 @@ func Report(paths []string, o ReportOptions) (int, error) {
 		}
 	}
 	fmt.Fprintf(o.Stdout, "wrote %s (%.1f MB); open it in a browser, it needs no network\n", terminal.Name(out),
-		float64(size)/1e6)
+		float64(st.Size())/1e6)
 	return 0, nil
 }
 

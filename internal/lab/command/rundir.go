@@ -88,14 +88,7 @@ func replace(dir *os.Root, name string, data []byte) error {
 	if old, err := files.ReadIn(dir, name, int64(len(data))); err == nil && bytes.Equal(old, data) {
 		return nil
 	}
-	return write(dir, name, data)
-}
-
-func write(dir *os.Root, name string, data []byte) error {
-	return files.Write(dir, name, func(f *files.Draft) error {
-		_, err := f.Write(data)
-		return err
-	})
+	return files.WriteData(dir, name, data)
 }
 
 // A launcherLog is logs/launcher.log, the output of the launcher in every start.

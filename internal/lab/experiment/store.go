@@ -274,20 +274,15 @@ func (s *Store) Prepare(cell string, run int, config []byte) (dir, file string, 
 		return "", "", err
 	}
 	defer cells.Close()
-	return dir, file, s.Write(file, func(w io.Writer) error {
-		_, err := w.Write(config)
-		return err
-	})
+	return dir, file, files.WriteData(s.root, file, config)
 }
 
 // Remove removes the directory of an unfinished run.
 func (s *Store) Remove(dir string) error { return s.root.RemoveAll(dir) }
 
 // Write replaces a file of the directory atomically.
-func (s *Store) Write(name string, f func(w io.Writer) error) error { return write(s.root, name, f) }
-
-func write(root *os.Root, name string, f func(w io.Writer) error) error {
-	return files.Write(root, name, func(d *files.Draft) error { return f(d) })
+func (s *Store) Write(name string, f func(w io.Writer) error) error {
+	return files.Write(s.root, name, f)
 }
 
 // WriteResults writes the results to the store's directory.
@@ -297,10 +292,10 @@ func (s *Store) WriteResults(r *Results, report func(io.Writer, *Results) error)
 
 // WriteResults writes results.csv, results.json, and report.html unless report is nil.
 func WriteResults(root *os.Root, r *Results, report func(io.Writer, *Results) error) error {
-	err := errors.Join(write(root, csvName, r.WriteCSV),
-		write(root, jsonName, func(w io.Writer) error { return files.WriteJSON(w, " ", r) }))
+	err := errors.Join(files.Write(root, csvName, r.WriteCSV),
+		files.Write(root, jsonName, func(w io.Writer) error { return files.WriteJSON(w, " ", r) }))
 	if report != nil {
-		err = errors.Join(err, write(root, reportName, func(w io.Writer) error { return report(w, r) }))
+		err = errors.Join(err, files.Write(root, reportName, func(w io.Writer) error { return report(w, r) }))
 	}
 	return err
 }

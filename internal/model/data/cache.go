@@ -144,8 +144,8 @@ func (d *Dataset) encodeTo(to *os.Root, paths []string) error {
 	}
 	defer pair.Remove()
 	e := Entry{Paths: paths, Masked: -1}
-	err = files.Write(to, cachedLabels, func(labels *files.Draft) error {
-		return files.Write(to, cachedTargets, func(targets *files.Draft) error {
+	err = files.Write(to, cachedLabels, func(labels io.Writer) error {
+		return files.Write(to, cachedTargets, func(targets io.Writer) error {
 			l, t := bufio.NewWriterSize(labels, 1<<20), bufio.NewWriterSize(targets, 1<<16)
 			err := d.encoding().Each(context.Background(), paths, func(_ int, doc Document) error {
 				if _, tokens := pair.Counts(); doc.Labels != nil && e.Masked < 0 {
@@ -171,10 +171,7 @@ func (d *Dataset) encodeTo(to *os.Root, paths []string) error {
 	if err != nil {
 		return err
 	}
-	return files.Write(to, cachedInfo, func(f *files.Draft) error {
-		_, err := f.Write(text)
-		return err
-	})
+	return files.WriteData(to, cachedInfo, text)
 }
 
 // writeInts appends numbers; Flush returns the error.

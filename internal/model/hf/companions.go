@@ -114,9 +114,9 @@ func (d *dir) copy(name string, to *os.Root) error {
 		}
 		defer to.Close()
 	}
-	return files.Write(to, filepath.Base(name), func(f *files.Draft) error {
-		_, err := io.Copy(f, io.LimitReader(src, maxCompanion))
-		return errors.Join(err, f.Sync())
+	return files.Write(to, filepath.Base(name), func(w io.Writer) error {
+		_, err := io.Copy(w, io.LimitReader(src, maxCompanion))
+		return err
 	})
 }
 

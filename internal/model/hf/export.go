@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -343,8 +342,5 @@ func writeJSON(dir *os.Root, name string, v any) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	return files.Write(dir, name, func(f *files.Draft) error {
-		_, err := f.Write(append(b, '\n'))
-		return errors.Join(err, f.Sync())
-	})
+	return files.WriteData(dir, name, append(b, '\n'))
 }

@@ -197,7 +197,7 @@ func MergeTraces(dir *os.Root, out string, names ...string) error {
 	if first == 0 {
 		return fmt.Errorf("merged trace %s: none of %d files is a trace of cprun: %w", out, len(names), os.ErrNotExist)
 	}
-	err := files.Write(dir, out, func(dst *files.Draft) error {
+	err := files.Write(dir, out, func(dst io.Writer) error {
 		w := bufio.NewWriterSize(dst, 1<<16)
 		fmt.Fprintf(w, traceHeader, first)
 		sep := ""

@@ -120,11 +120,8 @@ func read(path string) ([]byte, bool) {
 
 // write stores an entry atomically.
 func write(dir *os.Root, name string, cubin []byte) error {
-	return files.Write(dir, name, func(d *files.Draft) error {
-		sum := sha256.Sum256(cubin)
-		_, err := d.Write(slices.Concat([]byte(magic), sum[:], cubin))
-		return err
-	})
+	sum := sha256.Sum256(cubin)
+	return files.WriteData(dir, name, slices.Concat([]byte(magic), sum[:], cubin))
 }
 
 // lock acquires the lock and returns a function that releases it and deletes the file. The end of a process also
