@@ -118,10 +118,7 @@ func machineOf(m machine.Machine) bench.Machine {
 	if m.IsCPU() {
 		return out
 	}
-	out.Device, out.Arch, out.Versions = m.String(), m.Arch, make(map[string]string)
-	if _, gpus, err := machine.Find(); err == nil && len(gpus) > 0 {
-		out.Device = gpus[0].Name
-	}
+	out.Device, out.Arch, out.Versions = m.Name, m.Arch, make(map[string]string)
 	for _, l := range machine.Libraries() {
 		out.Versions[l.Name] = l.Version
 	}
@@ -426,6 +423,7 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 		Date:    time.Now().UTC().Format(time.RFC3339),
 		Command: "cprun " + strings.Join(o.Command, " "), Source: "measured",
 	}
+	t.Machine.Versions = machineOf(o.machine).Versions
 	if t.Machine.Count = min(o.machine.GPUs, most); device == "cpu" {
 		t.CoreGFLOPs = matmulRate()
 	}
@@ -526,8 +524,7 @@ func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {
 }
 
 func costMachine(m machine.Machine) cost.Machine {
-	of := machineOf(m)
-	c := cost.Machine{Device: of.Device, Arch: m.Arch, Cores: of.Cores, Count: m.GPUs, Versions: of.Versions}
+	c := cost.Machine{Device: m.Name, Arch: m.Arch, Cores: runtime.NumCPU(), Count: m.GPUs}
 	if m.IsCPU() {
 		c.Device = machine.CPUName()
 	}

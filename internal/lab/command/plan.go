@@ -3,7 +3,6 @@ package command
 import (
 	"fmt"
 	"math"
-	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -216,11 +215,7 @@ func (o *Options) costs(m machine.Machine) plan.Costs {
 // table returns the table measured here, else that of the most similar reference machine. It warns about a broken
 // table, and plans without one.
 func (o *Options) table(m machine.Machine) plan.Costs {
-	of := cost.Machine{Device: m.Name, Arch: m.Arch, Cores: runtime.NumCPU(), Count: m.GPUs}
-	c := plan.Costs{}
-	if m.IsCPU() {
-		of.Device, c.Cores = machine.CPUName(), of.Cores
-	}
+	of, c := costMachine(m), plan.Costs{Cores: coresOf(m)}
 	var err error
 	if c.Table, err = cost.Own(o.Version, of); c.Table != nil {
 		c.Exact = true

@@ -429,8 +429,8 @@ func named(m machine.Machine) string {
 	text := m.String()
 	if m.IsCPU() {
 		text = fmt.Sprintf("%d cores", runtime.NumCPU())
-	} else if _, gpus, err := machine.Find(); !m.Assumed && err == nil && len(gpus) > 0 {
-		text = gpus[0].Name + ", " + text
+	} else if !m.Assumed {
+		text = m.Name + ", " + text
 	}
 	if m.GPUs > 0 {
 		text = fmt.Sprintf("%d x %s", m.GPUs, text)
