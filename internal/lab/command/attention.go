@@ -20,11 +20,11 @@ import (
 
 // Attention runs one distributed attention on given tensors and returns the exit status.
 func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (int, error) {
-	ranks, device, err := o.spawns()
+	ranks, err := o.spawns()
 	if err != nil {
 		return 0, err
 	}
-	spec.Device, spec.Machine = device, o.machine
+	spec.Device, spec.Machine = o.machine.Device(), o.machine
 	notes, err := o.checkAttention(&spec, ranks)
 	if err != nil {
 		return 0, &InputError{err}

@@ -41,7 +41,7 @@ type BenchOptions struct {
 
 // Bench measures attention, transfers or operations, and returns the exit status.
 func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
-	ranks, device, err := o.spawns()
+	ranks, err := o.spawns()
 	if err != nil {
 		return 0, err
 	}
@@ -54,17 +54,17 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 			return 0, inputf("--seq has no effect with --documents %s, which has the lengths; drop it",
 				terminal.Name(s.Documents))
 		}
-		s.Default(device, ranks)
+		s.Default(o.machine.Device(), ranks)
 		if err = s.Load(); err == nil {
-			err = o.chooseRows(&task, ranks, device)
+			err = o.chooseRows(&task, ranks)
 		}
 		r.Bench, r.Attention = "attention", &bench.Attention{Spec: *task.Attention}
 	case task.Comm != nil:
-		task.Comm.Default(device)
+		task.Comm.Default(o.machine.Device())
 		r.Bench, err = "comm", task.Comm.Check(ranks)
 	default:
 		task.Ops = &bench.OpsSpec{}
-		task.Ops.Default(device)
+		task.Ops.Default(o.machine.Device())
 		r.Bench = "ops"
 	}
 	if err == nil {
@@ -168,7 +168,7 @@ func (o *BenchOptions) output(encode func(io.Writer) error, tables []readable.Ta
 
 // chooseRows chooses the strategy of every row as for a training run of that length. All rows get the same backend: the
 // choice of the longest row whose backend runs all rows.
-func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) error {
+func (o *BenchOptions) chooseRows(task *job.Bench, ranks int) error {
 	s := task.Attention
 	asked := s.Asked()
 	s.Rows = slices.Clone(asked)
@@ -180,7 +180,7 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 				"%.3g GiB of %.3g", asked[i].Seq, s.Heads, s.KVHeads, s.HeadDim, need/gib, room/gib)
 		}
 		s.Rows[i].Strategy = config.DefaultStrategy(asked[i].Strategy, config.RunShape{
-			Device: device, Documents: s.Documents != "", Ranks: ranks, PerHost: ranks,
+			Device: task.Machine.Device(), Documents: s.Documents != "", Ranks: ranks, PerHost: ranks,
 			Heads: s.Heads, KVHeads: s.KVHeads,
 		})
 	}
@@ -276,7 +276,7 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	if o.Data != "random" && o.Data != "config" {
 		return 0, inputf("--data %q: want random or config", o.Data)
 	}
-	ranks, device, err := o.spawns()
+	ranks, err := o.spawns()
 	if err != nil {
 		return 0, err
 	}
@@ -296,7 +296,8 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 		set = append(set, fmt.Sprintf("log.trace_steps=%d", tracedSteps))
 	}
 	if o.Data == "random" {
-		if set, err = randomTokens(path, dir, config.Options{Set: set, Ranks: ranks, Device: device}); err != nil {
+		opts := config.Options{Set: set, Ranks: ranks, Device: o.machine.Device()}
+		if set, err = randomTokens(path, dir, opts); err != nil {
 			return 0, errors.Join(err, work.end(launch.ExitDone))
 		}
 	}
@@ -407,7 +408,7 @@ func move(from, to string) error {
 
 // Calibrate measures this machine's cost table, prints and stores it, and returns the exit status.
 func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
-	most, device, err := o.spawns()
+	most, err := o.spawns()
 	if err != nil {
 		return 0, err
 	}
@@ -415,7 +416,7 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 		return 0, err
 	}
 	numbers := []int{most}
-	if device == "cpu" && o.NProc == "auto" {
+	if o.machine.IsCPU() && o.NProc == "auto" {
 		numbers = []int{1, runtime.NumCPU(), 2 * runtime.NumCPU()}
 	}
 	t := &cost.Table{
@@ -424,17 +425,17 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 		Command: "cprun " + strings.Join(o.Command, " "), Source: "measured",
 	}
 	t.Machine.Versions = machineOf(o.machine).Versions
-	if t.Machine.Count = min(o.machine.GPUs, most); device == "cpu" {
+	if t.Machine.Count = min(o.machine.GPUs, most); o.machine.IsCPU() {
 		t.CoreGFLOPs = matmulRate()
 	}
 	began, turns := time.Now(), 1
-	if device == "cpu" {
+	if o.machine.IsCPU() {
 		turns = cpuTurns
 	}
 	for turn := range turns {
 		for i, ranks := range numbers {
 			set := cost.Set{Ranks: ranks}
-			if code, err := o.measureSet(ctx, device, &set, ranks > runtime.NumCPU() && len(numbers) > 1); code != 0 ||
+			if code, err := o.measureSet(ctx, &set, ranks > runtime.NumCPU() && len(numbers) > 1); code != 0 ||
 				err != nil {
 				return code, err
 			}
@@ -453,12 +454,12 @@ const cpuTurns = 3
 
 // measureSet measures all figures of a set. Ranks that share cores measure only transfers, since sharing slows compute
 // in proportion.
-func (o *BenchOptions) measureSet(ctx context.Context, device string, set *cost.Set, share bool) (int, error) {
+func (o *BenchOptions) measureSet(ctx context.Context, set *cost.Set, share bool) (int, error) {
 	for i, name := range costBackends(o.machine) {
 		s := &bench.CalibrateSpec{}
-		s.Default(device)
+		s.Default(o.machine.Device())
 		s.Backend, s.Operations = name, i == 0
-		if device == "cpu" {
+		if o.machine.IsCPU() {
 			s.Share(runtime.NumCPU() / set.Ranks)
 			s.TransfersOnly = share
 		}

@@ -58,42 +58,41 @@ type Options struct {
 }
 
 // spawns works like resolve, for commands that start processes on one node.
-func (o *Options) spawns() (ranks int, device string, err error) {
+func (o *Options) spawns() (ranks int, err error) {
 	if err := o.oneNode(); err != nil {
-		return 0, "", err
+		return 0, err
 	}
 	return o.resolve()
 }
 
-func (o *Options) resolve() (ranks int, device string, err error) {
+func (o *Options) resolve() (ranks int, err error) {
 	if err := launch.CheckLimits(); err != nil {
-		return 0, "", err
+		return 0, err
 	}
 	if o.machine, err = found(o.Device); err != nil {
-		return 0, "", err
+		return 0, err
 	}
-	device = o.machine.Device()
 	if o.MaxRestarts < 0 {
-		return 0, "", inputf("--max-restarts %d: want 0 or more", o.MaxRestarts)
+		return 0, inputf("--max-restarts %d: want 0 or more", o.MaxRestarts)
 	}
 	if _, ok := levels[o.LogLevel]; !ok {
-		return 0, "", inputf("--log-level %q: want error, warn, info or debug", o.LogLevel)
+		return 0, inputf("--log-level %q: want error, warn, info or debug", o.LogLevel)
 	}
 	if o.NProc == "auto" {
-		return max(1, o.machine.GPUs), device, nil
+		return max(1, o.machine.GPUs), nil
 	}
 	if ranks, err = count(o.NProc); err != nil {
-		return 0, "", err
+		return 0, err
 	}
 	if n := o.machine.GPUs; n > 0 && ranks > n {
-		return 0, "", inputf("--nproc %d: one process runs on each GPU, and this machine has %d; drop the flag, or "+
+		return 0, inputf("--nproc %d: one process runs on each GPU, and this machine has %d; drop the flag, or "+
 			"pass --device cpu", ranks, n)
 	}
 	if most := maxProcs(); ranks > most {
-		return 0, "", inputf("--nproc %d: this machine with %d cores runs at most %d processes", ranks,
+		return 0, inputf("--nproc %d: this machine with %d cores runs at most %d processes", ranks,
 			runtime.NumCPU(), most)
 	}
-	return ranks, device, nil
+	return ranks, nil
 }
 
 func found(device string) (machine.Machine, error) {

@@ -45,7 +45,7 @@ type evaluation struct {
 
 // Eval computes the loss of a run's checkpoint, or of a Hugging Face directory, over data.
 func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
-	ranks, device, err := o.spawns()
+	ranks, err := o.spawns()
 	if err != nil {
 		return 0, err
 	}
@@ -57,7 +57,7 @@ func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
 	}
 	e := evaluation{Model: path, Data: o.Data}
 	task := job.Train{Version: o.Version, Machine: o.machine}
-	cfg, note, err := o.prepare(ctx, path, ranks, device, &e, &task)
+	cfg, note, err := o.prepare(ctx, path, ranks, &e, &task)
 	if err != nil {
 		return 0, err
 	}
@@ -115,7 +115,7 @@ func (o *EvalOptions) sizeRecords(ctx context.Context, name, base string, set []
 }
 
 func (o *EvalOptions) prepare(
-	ctx context.Context, path string, ranks int, device string, e *evaluation, task *job.Train,
+	ctx context.Context, path string, ranks int, e *evaluation, task *job.Train,
 ) (cfg *config.Config, notes []string, err error) {
 	for _, s := range o.Set {
 		if key, _, _ := strings.Cut(s, "="); key == "data.path" || strings.HasPrefix(key, "data.validation") {
@@ -146,7 +146,7 @@ func (o *EvalOptions) prepare(
 	if err != nil {
 		return nil, nil, err
 	}
-	opts := config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device, Decide: d.Decide}
+	opts := config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts, Device: o.machine.Device(), Decide: d.Decide}
 	if cfg, err = config.Parse(name, []byte(base), opts); err != nil {
 		return nil, nil, o.once(err)
 	}

@@ -36,7 +36,6 @@ type multiNode struct {
 	path    string // of the config
 	at      *place.Placement
 	workers int // number of this agent's workers
-	device  string
 	out     *progress.Printer
 	track   *tracker
 
@@ -58,12 +57,12 @@ type multiNode struct {
 func (o *TrainOptions) multiNode(
 	ctx context.Context, path string, at *place.Placement, out *progress.Printer,
 ) (*multiNode, error) {
-	workers, device, err := o.resolve()
+	workers, err := o.resolve()
 	if err != nil {
 		return nil, err
 	}
 	t := &multiNode{
-		TrainOptions: o, ctx: ctx, path: path, at: at, workers: cmp.Or(at.Workers, workers), device: device, out: out,
+		TrainOptions: o, ctx: ctx, path: path, at: at, workers: cmp.Or(at.Workers, workers), out: out,
 		track: &tracker{out: out, start: time.Now(), measures: o.NoSave, advanced: o.advanced},
 	}
 	if err := t.check(); err != nil {
@@ -103,7 +102,7 @@ func (t *multiNode) check() (err error) {
 	o := *t.TrainOptions
 	for _, agents := range []int{t.at.MaxAgents, t.at.MinAgents} {
 		o.machine.Hosts = hosts(t.at, agents)
-		if _, err = o.checkInput(t.ctx, t.path, agents*t.workers, t.device); err == nil {
+		if _, err = o.checkInput(t.ctx, t.path, agents*t.workers); err == nil {
 			return nil
 		}
 	}
@@ -197,7 +196,7 @@ func (t *multiNode) inputs() (string, error) {
 	if err != nil {
 		return "", inputf("%w", err)
 	}
-	sum := sha256.Sum256(payload([]any{string(text), t.Set, t.RunDir, t.Resume, t.device}))
+	sum := sha256.Sum256(payload([]any{string(text), t.Set, t.RunDir, t.Resume, t.machine.Device()}))
 	return hex.EncodeToString(sum[:]), nil
 }
 
@@ -233,7 +232,7 @@ func (t *multiNode) Prepare(ctx context.Context, w cluster.Assignment) ([]byte, 
 	}
 	t.runID = cmp.Or(t.runID, launch.NewRunID(time.Now()))
 	o.job = t.runID
-	r, err := o.checkFor(ctx, t.path, w.Size, t.device)
+	r, err := o.check(ctx, t.path, w.Size)
 	if err == nil {
 		t.lead, err = o.begin(r, t.out)
 	} else {

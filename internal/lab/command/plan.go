@@ -11,6 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
@@ -251,9 +252,7 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	case device != "auto" && device != "cpu":
 		return m, 0, inputf("--device %q: want auto, cpu or cuda", device)
 	}
-	check := o.Options
-	check.NProc, check.Device = "auto", "cpu" // the machine is known
-	if _, _, err := check.resolve(); err != nil {
+	if err := launch.CheckLimits(); err != nil {
 		return m, 0, err
 	}
 	nproc := o.NProc

@@ -248,7 +248,7 @@ func (s *scale) site(device string) (at site, err error) {
 	if s.PlanOnly {
 		at.Machine, _, err = o.where()
 	} else {
-		_, _, err = o.resolve()
+		_, err = o.resolve()
 		at.Machine = o.machine
 	}
 	if err == nil {

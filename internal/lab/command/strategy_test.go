@@ -161,7 +161,7 @@ func (a *asked) same(t *testing.T) {
 	path, got := a.yaml(t), map[string]ring.Strategy{}
 
 	training := TrainOptions{Options: o, Set: a.sets(), Resume: "never"}
-	r, err := training.checkInput(t.Context(), path, a.ranks, m.Device())
+	r, err := training.checkInput(t.Context(), path, a.ranks)
 	if err != nil {
 		t.Fatalf("%+v: %v", *a, err)
 	}
@@ -215,7 +215,7 @@ func (a *asked) same(t *testing.T) {
 		task.Attention.Documents, task.Attention.Packs = "packs.json", [][]int{docs}
 	}
 	task.Attention.Default(m.Device(), a.ranks)
-	if err := (&BenchOptions{Options: o}).chooseRows(&task, a.ranks, m.Device()); err != nil {
+	if err := (&BenchOptions{Options: o}).chooseRows(&task, a.ranks); err != nil {
 		t.Fatalf("%+v: %v", *a, err)
 	}
 	got["bench attention"] = task.Attention.Rows[0].Strategy
@@ -279,7 +279,7 @@ func TestFlashOnHopper(t *testing.T) {
 				s.Causal, s.DType, s.Backend, s.Algorithms, s.Gathers = true, "auto", "auto", []string{algorithm},
 					[]string{ring.Auto}
 				s.Default("cuda", 2)
-				if err := o.chooseRows(&job.Bench{Machine: m, Attention: &s}, 2, "cuda"); err != nil {
+				if err := o.chooseRows(&job.Bench{Machine: m, Attention: &s}, 2); err != nil {
 					t.Fatal(err)
 				}
 				if s.Backend != "flash" || len(s.Rows) != len(s.Seq) {
@@ -317,7 +317,7 @@ func TestRowsShareABackend(t *testing.T) {
 			Algorithms: []string{"ring", "ulysses"}, Gathers: []string{ring.Auto},
 		}
 		s.Default("cuda", 2)
-		if err := o.chooseRows(&job.Bench{Machine: m, Attention: &s}, 2, "cuda"); err != nil {
+		if err := o.chooseRows(&job.Bench{Machine: m, Attention: &s}, 2); err != nil {
 			t.Fatal(err)
 		}
 		if len(s.Rows) != 4 || s.Backend != want {
@@ -343,7 +343,7 @@ func TestEvalGoesByCosts(t *testing.T) {
 		o.Costs = func(machine.Machine, int, int) planner.Costs { return costs }
 		var e evaluation
 		var task job.Train
-		cfg, _, err := o.prepare(t.Context(), dir, 2, "cuda", &e, &task)
+		cfg, _, err := o.prepare(t.Context(), dir, 2, &e, &task)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -59,7 +59,10 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 		case at.Several():
 			several, err = o.multiNode(ctx, path, &at, out)
 		default:
-			r, err = o.check(ctx, path)
+			var ranks int
+			if ranks, err = o.resolve(); err == nil {
+				r, err = o.check(ctx, path, ranks)
+			}
 		}
 		return err
 	})
@@ -100,17 +103,9 @@ func (r *ready) close() {
 	}
 }
 
-func (o *TrainOptions) check(ctx context.Context, path string) (r ready, err error) {
-	ranks, device, err := o.resolve()
-	if err != nil {
-		return r, err
-	}
-	return o.checkFor(ctx, path, ranks, device)
-}
-
-// checkFor works like check, for the ranks of all nodes.
-func (o *TrainOptions) checkFor(ctx context.Context, path string, ranks int, device string) (r ready, err error) {
-	if r, err = o.checkInput(ctx, path, ranks, device); err != nil {
+// check prepares a run of that many ranks, on all nodes.
+func (o *TrainOptions) check(ctx context.Context, path string, ranks int) (r ready, err error) {
+	if r, err = o.checkInput(ctx, path, ranks); err != nil {
 		return r, err
 	}
 	if r.root, err = o.runDir(path); err != nil {
@@ -136,13 +131,14 @@ func (o *TrainOptions) checkFor(ctx context.Context, path string, ranks int, dev
 }
 
 // checkInput does the part of check that writes nothing.
-func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, device string) (r ready, err error) {
+func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int) (r ready, err error) {
 	d, err := o.decider(o.machine)
 	if err != nil {
 		return r, err
 	}
-	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device,
-		Decide: d.Decide, Note: func(text string) { fmt.Fprintln(o.Stderr, terminal.Text(text)) }})
+	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: o.machine.Hosts,
+		Device: o.machine.Device(), Decide: d.Decide,
+		Note: func(text string) { fmt.Fprintln(o.Stderr, terminal.Text(text)) }})
 	if err != nil {
 		return r, &InputError{err}
 	}
@@ -332,12 +328,12 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 	if err != nil {
 		return 0, err
 	}
-	perNode, device, err := o.resolve()
+	perNode, err := o.resolve()
 	if err != nil {
 		return 0, err
 	}
 	o.machine.Hosts = hosts(&at, at.MaxAgents)
-	r, err := o.checkInput(ctx, path, at.MaxAgents*cmp.Or(at.Workers, perNode), device)
+	r, err := o.checkInput(ctx, path, at.MaxAgents*cmp.Or(at.Workers, perNode))
 	if err != nil {
 		return 0, err
 	}

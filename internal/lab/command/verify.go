@@ -64,7 +64,7 @@ func Verify(ctx context.Context, path string, o VerifyOptions) (int, error) {
 
 // sides returns the configs of both sides.
 func (o *VerifyOptions) sides(path string) (one, many verified, notes []string, err error) {
-	ranks, device, note, err := o.ranks(path)
+	ranks, note, err := o.ranks(path)
 	if err != nil {
 		return one, many, nil, err
 	}
@@ -73,7 +73,7 @@ func (o *VerifyOptions) sides(path string) (one, many verified, notes []string, 
 	}
 	o.Set = append(slices.Clone(o.Set), "data.validation={every: 0}", "train.early_stop.patience=0",
 		"checkpoint.best=false")
-	if many, err = o.load(path, ranks, device); err != nil {
+	if many, err = o.load(path, ranks); err != nil {
 		return one, many, nil, err
 	}
 	if _, err := train.Check(many.cfg); err != nil {
@@ -82,7 +82,7 @@ func (o *VerifyOptions) sides(path string) (one, many verified, notes []string, 
 	if err := many.memory.Check(); err != nil {
 		return one, many, nil, &InputError{err}
 	}
-	one, err = o.load(path, 1, device, alone...)
+	one, err = o.load(path, 1, alone...)
 	return one, many, append(notes, many.choice.notes...), err
 }
 
@@ -94,35 +94,35 @@ var alone = []string{"parallel.context=auto", "parallel.data=auto", "parallel.al
 const frugal = "memory={recompute: full, loss_chunk: auto, shard: auto, offload: both}"
 
 // ranks returns the number of ranks of the larger side. On one GPU both sides run on the CPU, with a note.
-func (o *VerifyOptions) ranks(path string) (ranks int, device, note string, err error) {
+func (o *VerifyOptions) ranks(path string) (ranks int, note string, err error) {
 	if m, err := found(o.Device); err == nil && m.GPUs == 1 && o.Device == "auto" {
 		o.Device, note = "cpu", "both sides run on the CPU, since this machine has one GPU"
 		o.Set = append(slices.Clone(o.Set), "parallel.transport=auto", "attention.sm_margin=0", "attention.backend=auto")
 	}
-	if ranks, device, err = o.spawns(); err != nil {
-		return 0, "", "", err
+	if ranks, err = o.spawns(); err != nil {
+		return 0, "", err
 	}
 	if o.NProc != "auto" && ranks < 2 {
-		return 0, "", "", inputf("--nproc %s: one rank is compared with several; want 2 or more", o.NProc)
+		return 0, "", inputf("--nproc %s: one rank is compared with several; want 2 or more", o.NProc)
 	}
 	if o.NProc == "auto" && ranks < 2 {
-		cfg, err := config.Load(path, config.Options{Set: o.Set, Device: device})
+		cfg, err := config.Load(path, config.Options{Set: o.Set, Device: o.machine.Device()})
 		if err != nil {
-			return 0, "", "", &InputError{err}
+			return 0, "", &InputError{err}
 		}
 		ranks = max(2, cfg.Parallel.Context*max(1, cfg.Parallel.Data), cfg.Parallel.Data)
 	}
-	return ranks, device, note, nil
+	return ranks, note, nil
 }
 
-func (o *VerifyOptions) load(path string, ranks int, device string, set ...string) (v verified, err error) {
+func (o *VerifyOptions) load(path string, ranks int, set ...string) (v verified, err error) {
 	d, err := o.decider(o.machine)
 	if err != nil {
 		return v, err
 	}
 	v.ranks = ranks
 	v.cfg, err = config.Load(path, config.Options{Set: slices.Concat(o.Set, set), Ranks: ranks, Hosts: o.machine.Hosts,
-		Device: device, Decide: d.Decide})
+		Device: o.machine.Device(), Decide: d.Decide})
 	if err != nil {
 		return v, &InputError{err}
 	}
@@ -138,12 +138,11 @@ func (o *VerifyOptions) load(path string, ranks int, device string, set ...strin
 // shorten saves memory on one rank if it lacks memory. If that is not enough, both sides take the longest prefix of the
 // samples that fits: whole documents if it holds several.
 func (o *VerifyOptions) shorten(path string, one, many verified) (verified, verified, error) {
-	device := o.machine.Device()
 	if one.memory.Fits {
 		return one, many, nil
 	}
 	less := append(slices.Clone(alone), frugal)
-	short, err := o.load(path, 1, device, less...)
+	short, err := o.load(path, 1, less...)
 	if err != nil || short.memory.Fits {
 		return short, many, err
 	}
@@ -154,8 +153,8 @@ func (o *VerifyOptions) shorten(path string, one, many verified) (verified, veri
 	lengths := prefixes(docs, many.cfg.Data.SeqLen)
 	try := func(i int) (a, b verified, err error) {
 		length := fmt.Sprintf("data.seq_len=%d", lengths[i])
-		if b, err = o.load(path, many.ranks, device, length); err == nil {
-			a, err = o.load(path, 1, device, append(slices.Clone(less), length)...)
+		if b, err = o.load(path, many.ranks, length); err == nil {
+			a, err = o.load(path, 1, append(slices.Clone(less), length)...)
 		}
 		if err == nil {
 			err = errors.Join(a.memory.Check(), b.memory.Check())

@@ -43,9 +43,9 @@ func TestVerifyShortens(t *testing.T) {
 	o := VerifyOptions{Options: Options{machine: machine.CPU()}}
 	load := func(memory int64) (one, many verified, err error) {
 		o.machine.Memory = 0
-		if many, err = o.load(path, 2, "cpu"); err == nil {
+		if many, err = o.load(path, 2); err == nil {
 			o.machine.Memory = memory
-			one, err = o.load(path, 1, "cpu", alone...)
+			one, err = o.load(path, 1, alone...)
 		}
 		if err == nil {
 			one, many, err = o.shorten(path, one, many)
