@@ -39,7 +39,6 @@ type Open struct {
 	Peer  int // world rank
 	Send  bool
 	Bytes int64     // 0 if only the call is known
-	Moved bool      // some of it has moved; else the other end may not be posted
 	Since time.Time // of the last progress
 }
 
@@ -158,12 +157,11 @@ func (w *Wait) measure(xs []link.Transfer) {
 			continue
 		}
 		w.Bytes += int64(len(x.Buf))
-		w.Open = append(w.Open, Open{Peer: x.Peer, Send: x.Send, Bytes: int64(len(x.Buf)), Moved: x.HasMoved(),
+		w.Open = append(w.Open, Open{Peer: x.Peer, Send: x.Send, Bytes: int64(len(x.Buf)),
 			Since: now.Add(-x.Stood())})
 	}
 	slices.SortStableFunc(w.Open, func(a, b Open) int {
-		return cmp.Or(a.Since.Compare(b.Since),
-			cmp.Compare(a.Peer, b.Peer))
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Peer, b.Peer))
 	})
 	if len(w.Open) > 0 {
 		w.Since = w.Open[len(w.Open)-1].Since

@@ -258,7 +258,7 @@ func (e *Engine) addOpen(calls map[uint64]*comm.Wait, peer int, send bool) {
 			continue // this rank still works on it
 		}
 		w.Begun, w.Needed = true, true
-		o := comm.Open{Peer: e.host.WorldRank(peer), Send: send, Bytes: m.bytes, Moved: e.promised(peer, m.n, send)}
+		o := comm.Open{Peer: e.host.WorldRank(peer), Send: send, Bytes: m.bytes}
 		if q.at.at == m.n {
 			o.Since = time.Now().Add(-q.at.stood)
 			if w.Since.Before(o.Since) {

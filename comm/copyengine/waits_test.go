@@ -73,7 +73,7 @@ func TestWaits(t *testing.T) {
 		len(ws[0].Open) != 2 {
 		t.Fatalf("%+v", ws)
 	}
-	if o := ws[0].Open[0]; o.Peer != 1 || o.Bytes != 100 || o.Moved || ws[0].Open[1].Send == o.Send {
+	if o := ws[0].Open[0]; o.Peer != 1 || o.Bytes != 100 || ws[0].Open[1].Send == o.Send {
 		t.Errorf("%+v", ws[0].Open)
 	}
 	if ws := worlds[1].e.Waits(); len(ws) > 0 {

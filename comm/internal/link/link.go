@@ -87,8 +87,7 @@ type Transfer struct {
 	Moved  int // bytes so far; for a send, including those being written
 	Flying int // pieces that are being written
 
-	posted  int64        // when it was made, by now()
-	touched atomic.Int64 // when it last moved, by now()
+	touched atomic.Int64 // when it was made or last moved, by now()
 	ended   atomic.Bool
 	err     error // set before ended
 	round   *Round
@@ -118,8 +117,7 @@ func now() int64 { return int64(time.Since(epoch)) }
 func (t *Transfer) Prepare(r *Round, id MsgID, peer int, send bool, buf []byte) {
 	t.ID, t.Peer, t.Send, t.Buf, t.Moved, t.Flying, t.err, t.round = id, peer, send, buf, 0, 0, nil, r
 	t.ended.Store(false)
-	t.posted = now()
-	t.touched.Store(t.posted)
+	t.touched.Store(now())
 }
 
 // Touch records progress of t.
@@ -127,9 +125,6 @@ func (t *Transfer) Touch() { t.touched.Store(now()) }
 
 // Stood returns the time since the last progress of t.
 func (t *Transfer) Stood() time.Duration { return time.Duration(now() - t.touched.Load()) }
-
-// HasMoved reports whether some of t has moved.
-func (t *Transfer) HasMoved() bool { return t.touched.Load() != t.posted }
 
 // Finish ends the transfer. The transport calls it exactly once, and uses t no more.
 func (t *Transfer) Finish(err error) {
