@@ -69,7 +69,8 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	if o.Merge && !lora {
 		return 0, inputf("--merge: the run has no adapters; leave it out")
 	}
-	dtype, read := o.element(cfg), initial.Saved(ctx, c, o.Merge)
+	dtype := cmp.Or(exportTypes[o.DType], hf.ElementType(cfg.Model.DType), safetensors.F32)
+	read := initial.Saved(ctx, c, o.Merge)
 	if lora && !o.Merge {
 		return 0, o.adapter(cfg, c, read)
 	}
@@ -108,10 +109,7 @@ func (o *ExportOptions) adapter(cfg *config.Config, c *checkpoint.Checkpoint,
 		return inputf("peft names the layers of a %s in another way, and would ignore the adapter of its text model; add "+
 			"--merge, which writes the whole model", w)
 	}
-	dtype, list := safetensors.F32, cfg.Model.Adapters()
-	if t, ok := exportTypes[o.DType]; ok {
-		dtype = t
-	}
+	dtype, list := cmp.Or(exportTypes[o.DType], safetensors.F32), cfg.Model.Adapters()
 	m := hf.Model{Config: &cfg.Model.Config, DType: dtype, From: cfg.Model.From, Tensors: list, Read: read}
 	if err := hf.ExportAdapter(o.To, m); err != nil {
 		return err
@@ -144,16 +142,6 @@ func ofBytes(cfg *config.Config) bool {
 	tokens := func(f config.File) bool { return filepath.Ext(f.Path) == ".bin" }
 	return cfg.Model.From == "" && cfg.Data.Tokenizer == config.Bytes && cfg.Model.VocabSize >= 256 &&
 		!slices.ContainsFunc(cfg.Data.Path, tokens)
-}
-
-func (o *ExportOptions) element(cfg *config.Config) safetensors.DType {
-	if t, ok := exportTypes[o.DType]; ok {
-		return t
-	}
-	if t, ok := hf.ElementType(cfg.Model.DType); ok {
-		return t
-	}
-	return safetensors.F32
 }
 
 // exported returns the config of the trained and merged model, with the positions and the EOS of the run.

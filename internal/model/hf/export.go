@@ -181,14 +181,14 @@ var torchNames = map[safetensors.DType]string{
 	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16",
 }
 
-// ElementType returns the type for a name in config.json; ok is false for an unknown name.
-func ElementType(name string) (_ safetensors.DType, ok bool) {
+// ElementType returns the type for a name in config.json, or "" for an unknown one.
+func ElementType(name string) safetensors.DType {
 	for t, n := range torchNames {
 		if n == name {
-			return t, true
+			return t
 		}
 	}
-	return "", false
+	return ""
 }
 
 // WriteConfig writes config.json for transformers 4 and 5: the rotary settings and the element type are written in both
