@@ -89,12 +89,13 @@ func runFlags(f *pflag.FlagSet, o *command.Options, quiet string) {
 	f.BoolVar(&o.Quiet, "quiet", false, quiet)
 	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (output of every rank)")
 	f.SortFlags = false
-	o.NodeRank, o.Stdout, o.Stderr, o.Version = -1, stdout, os.Stderr, versionString()
 }
 
+// deviceFlags defines the flags of the machine, and sets the options that have no flag in some commands.
 func deviceFlags(f *pflag.FlagSet, o *command.Options) {
 	f.StringVar(&o.NProc, "nproc", "auto", "processes on this node, `N` or auto (one per GPU, or 1 on a CPU machine)")
 	f.StringVar(&o.Device, "device", "auto", "auto, cpu or cuda")
+	o.NodeRank, o.LogLevel, o.Stdout, o.Stderr, o.Version = -1, "info", stdout, os.Stderr, versionString()
 }
 
 func planCommand() *cobra.Command {
@@ -108,7 +109,6 @@ func planCommand() *cobra.Command {
 			"  cprun plan examples/opticks.yaml --assume gpu=h100,gpus=8 --longest",
 		Args: oneArg("a config"),
 		RunE: func(c *cobra.Command, args []string) error {
-			o.Stdout, o.Stderr, o.LogLevel, o.Version = stdout, os.Stderr, "info", versionString()
 			return finish(command.Plan(args[0], o))
 		},
 	}
@@ -384,7 +384,6 @@ and report.html. Failures and out-of-memory are recorded as results. Repeat the 
 	f.MarkHidden("share")
 	f.MarkHidden("gather")
 	f.SortFlags = false
-	o.NodeRank, o.LogLevel, o.Stdout, o.Stderr, o.Version = -1, "info", stdout, os.Stderr, versionString()
 	return c
 }
 
