@@ -126,7 +126,8 @@ func NewRunID(now time.Time) string {
 	return fmt.Sprintf("%s-%x", now.UTC().Format("20060102-150405"), b)
 }
 
-func newSecret() []byte {
+// NewSecret returns a random Secret.
+func NewSecret() []byte {
 	b := make([]byte, secretSize)
 	rand.Read(b)
 	return b

@@ -165,7 +165,7 @@ type singleNode struct {
 
 func (a *singleNode) Next(context.Context) (Start, error) {
 	a.starts++
-	return Start{Number: a.starts - 1, Ranks: RankRange{WorldSize: a.job.NProc}, Secret: newSecret(),
+	return Start{Number: a.starts - 1, Ranks: RankRange{WorldSize: a.job.NProc}, Secret: NewSecret(),
 		Payload: a.job.Payload, Logs: a.job.Logs}, nil
 }
 

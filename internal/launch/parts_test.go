@@ -346,7 +346,7 @@ func TestRunIDs(t *testing.T) {
 	if a == b || !strings.HasPrefix(a, "19700101-000001-") {
 		t.Errorf("%q, %q", a, b)
 	}
-	if slices.Equal(newSecret(), newSecret()) {
+	if slices.Equal(NewSecret(), NewSecret()) {
 		t.Error("two secrets are the same")
 	}
 }

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -209,14 +208,12 @@ func (m *Membership) send(msg *message, names ...string) {
 func (m *Membership) prepare(w Assignment) {
 	m.group.Go(func() {
 		payload, err := m.cfg.RunDir.Prepare(m.ctx, w)
-		secret := make([]byte, 32)
-		rand.Read(secret)
 		if raw, _ := json.Marshal(&message{Decided: &decision{Assignment: w, Payload: payload}}); err == nil &&
 			len(raw) > wire.MaxFrame/8*7 {
 			err = fmt.Errorf("a start of %d nodes with a payload of %d bytes exceeds the message limit of %d",
 				len(w.Members), len(payload), wire.MaxFrame)
 		}
-		m.calls.put(func() { m.coord.leader.prepared(w.Generation, payload, secret, err) })
+		m.calls.put(func() { m.coord.leader.prepared(w.Generation, payload, launch.NewSecret(), err) })
 	})
 }
 
