@@ -148,15 +148,15 @@ func (r *relay) run() {
 		if err != nil {
 			return
 		}
-		text, cut := terminal.Line(line), 0
+		text, cut := terminal.Line(string(line)), 0
 		for more && err == nil {
 			line, more, err = lines.ReadLine()
 			cut += len(line)
 		}
 		if cut > 0 {
-			text = fmt.Appendf(text, " [%d more bytes in the log]", cut)
+			text += fmt.Sprintf(" [%d more bytes in the log]", cut)
 		}
-		r.pass(string(text))
+		r.pass(text)
 	}
 }
 

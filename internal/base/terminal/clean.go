@@ -18,9 +18,9 @@ import (
 
 // Line returns a safe copy of a line. It removes escape sequences, control characters except tabs, and characters that
 // reverse the reading order. Bytes that are not UTF-8 become U+FFFD.
-func Line(line []byte) []byte {
-	out, _ := clean(make([]byte, 0, len(line)), line, mode{end: true})
-	return out
+func Line(s string) string {
+	out, _ := clean(make([]byte, 0, len(s)), []byte(s), mode{end: true})
+	return string(out)
 }
 
 // Text does what Line does and keeps line breaks.

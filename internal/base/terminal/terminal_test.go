@@ -35,7 +35,7 @@ var cases = map[string]string{
 
 func TestLine(t *testing.T) {
 	for in, want := range cases {
-		if got := string(Line([]byte(in))); got != want {
+		if got := Line(in); got != want {
 			t.Errorf("Line(%q) = %q, want %q", in, got, want)
 		}
 		if got := Text(in); got != want {
@@ -63,7 +63,7 @@ func FuzzClean(f *testing.F) {
 	}
 	f.Add([]byte("\x1b\x1b\x1b[[m"), 1)
 	f.Fuzz(func(t *testing.T, line []byte, cut int) {
-		fit(t, line, string(Line(line)), false)
+		fit(t, line, Line(string(line)), false)
 		fit(t, line, Name(string(line)), false)
 		whole := Text(string(line))
 		fit(t, line, whole, true)

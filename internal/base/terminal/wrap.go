@@ -118,8 +118,8 @@ type Faults struct {
 	more int
 }
 
-// Add adds a fault, unless it is nil. It reports whether Faults takes more. If not, an expensive search may stop.
-func (f *Faults) Add(err error) (room bool) {
+// Add adds a fault, unless it is nil, or only counts it.
+func (f *Faults) Add(err error) {
 	switch {
 	case err == nil:
 	case f.Full():
@@ -127,19 +127,12 @@ func (f *Faults) Add(err error) (room bool) {
 	default:
 		f.list = append(f.list, err)
 	}
-	return !f.Full()
 }
 
-// Addf formats and adds a fault, or only counts it.
-func (f *Faults) Addf(format string, args ...any) {
-	if f.Full() {
-		f.more++
-		return
-	}
-	f.Add(fmt.Errorf(format, args...))
-}
+// Addf formats a fault, and does what Add does.
+func (f *Faults) Addf(format string, args ...any) { f.Add(fmt.Errorf(format, args...)) }
 
-// Full reports whether Faults only counts further faults.
+// Full reports whether Faults only counts further faults, so that an expensive search may stop.
 func (f *Faults) Full() bool { return len(f.list) >= MaxFaults }
 
 // Err returns all faults as one error, or nil.

@@ -143,7 +143,7 @@ func Decode(text []byte) (n Node, err error) {
 		return Node{}, fmt.Errorf("status: version %d; this cprun reads version %d", n.Version, Version)
 	}
 	n.RunID, n.Host, n.State = waits.Word(n.RunID), waits.Word(n.Host), waits.Word(n.State)
-	n.Why = terminal.Clip(strings.TrimSpace(string(terminal.Line([]byte(n.Why)))), maxWhy)
+	n.Why = terminal.Clip(strings.TrimSpace(terminal.Line(n.Why)), maxWhy)
 	for _, v := range []*int{&n.PID, &n.Rank, &n.FirstRank, &n.Ranks, &n.WorldSize, &n.Start} {
 		*v = max(*v, 0)
 	}

@@ -79,7 +79,7 @@ func parseLog(text string) (all []Event) {
 	last := time.Time{}
 	for line := range strings.Lines(text) {
 		line, ended := strings.CutSuffix(line, "\n")
-		if line = terminal.Clip(string(terminal.Line([]byte(line))), maxText); !ended || strings.TrimSpace(line) == "" {
+		if line = terminal.Clip(terminal.Line(line), maxText); !ended || strings.TrimSpace(line) == "" {
 			continue
 		}
 		if m := startLine.FindStringSubmatch(line); m != nil {

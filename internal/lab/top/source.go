@@ -123,7 +123,7 @@ func (s *Source) Look(now time.Time) *View {
 
 func (s *Source) fault(err error) {
 	if err != nil {
-		s.view.Faults = append(s.view.Faults, terminal.Clip(string(terminal.Line([]byte(err.Error()))), maxText))
+		s.view.Faults = append(s.view.Faults, terminal.Clip(terminal.Line(err.Error()), maxText))
 	}
 }
 
@@ -145,9 +145,8 @@ func (s *Source) config() bool {
 		return true // written by another version
 	}
 	s.view.Steps = int64(c.Train.Steps)
-	s.view.About = terminal.Clip(string(terminal.Line(fmt.Appendf(nil,
-		"%s, %d layers of %d, sequences of %d tokens, %d a step",
-		c.Model.Architecture, c.Model.NumHiddenLayers, c.Model.HiddenSize, c.Data.SeqLen, c.Train.GlobalBatchSize))),
+	s.view.About = terminal.Clip(terminal.Line(fmt.Sprintf("%s, %d layers of %d, sequences of %d tokens, %d a step",
+		c.Model.Architecture, c.Model.NumHiddenLayers, c.Model.HiddenSize, c.Data.SeqLen, c.Train.GlobalBatchSize)),
 		maxText)
 	return true
 }

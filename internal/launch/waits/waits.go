@@ -98,7 +98,7 @@ func (s *WaitState) Clean() {
 
 // Word returns s on one line, bounded, without control characters.
 func Word(s string) string {
-	s = strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), maxText), "\t", " ")
+	s = strings.ReplaceAll(terminal.Clip(terminal.Line(s), maxText), "\t", " ")
 	return strings.TrimSpace(s)
 }
 

@@ -220,7 +220,7 @@ func readGreeting(r io.Reader) (*greeting, error) {
 // clean fits a peer's text into one line of a message.
 func clean(text string) string {
 	const most = 512
-	return terminal.Clip(string(terminal.Line([]byte(text))), most)
+	return terminal.Clip(terminal.Line(text), most)
 }
 
 // Identity is the key pair of all agents of a job.
