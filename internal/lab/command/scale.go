@@ -282,7 +282,7 @@ func (s *scale) report(w io.Writer, r *experiment.Results) error {
 
 func (s *scale) finish() (int, error) {
 	r := s.results()
-	if err := s.store.WriteResults(r, s.report); err != nil {
+	if err := experiment.WriteResults(s.store.Root, r, s.report); err != nil {
 		return launch.ExitFailed, err
 	}
 	if err := s.show(r); err != nil {

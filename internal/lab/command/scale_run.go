@@ -123,7 +123,7 @@ func (s *scale) runCell(i, round int, order []int, signals *launch.Signals) (int
 	experiment.Settle(s.cells, s.store.Runs, s.e.Repeat)
 	s.out.Note(s.line(i, &r, order))
 	if s.Share == 0 {
-		return launch.ExitDone, s.store.WriteResults(s.results(), nil)
+		return launch.ExitDone, experiment.WriteResults(s.store.Root, s.results(), nil)
 	}
 	return launch.ExitDone, nil
 }
@@ -143,9 +143,9 @@ func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signa
 			code = launch.ExitInterrupted
 		}
 	}
-	err := s.store.Remove(dir)
+	err := s.store.Root.RemoveAll(dir)
 	if s.Share == 0 {
-		err = errors.Join(err, s.store.WriteResults(s.results(), s.report))
+		err = errors.Join(err, experiment.WriteResults(s.store.Root, s.results(), s.report))
 	}
 	s.out.Note("stopped; to resume: " + s.resumeCommand())
 	return code, err

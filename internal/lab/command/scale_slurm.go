@@ -75,9 +75,10 @@ func (s *scale) submit() (int, error) {
 		return 0, inputf("--out: %s contains a space, a %% or a line break, which batch scripts cannot name; name "+
 			"another directory", terminal.Name(b.Dir))
 	}
-	err = s.store.Write(sharesName, func(w io.Writer) error { return json.NewEncoder(w).Encode(shares) })
+	root := s.store.Root
+	err = files.Write(root, sharesName, func(w io.Writer) error { return json.NewEncoder(w).Encode(shares) })
 	for _, t := range []*template.Template{arrayScript, gatherScript} {
-		err = errors.Join(err, s.store.Write(t.Name(), func(w io.Writer) error { return t.Execute(w, b) }))
+		err = errors.Join(err, files.Write(root, t.Name(), func(w io.Writer) error { return t.Execute(w, b) }))
 	}
 	if err != nil {
 		return launch.ExitFailed, err
@@ -90,10 +91,7 @@ func (s *scale) submit() (int, error) {
 	if err != nil {
 		return launch.ExitFailed, err
 	}
-	if err := s.store.Write(arrayName, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, array)
-		return err
-	}); err != nil {
+	if err := files.WriteData(root, arrayName, []byte(array+"\n")); err != nil {
 		return launch.ExitFailed, err
 	}
 	s.store.Close() // the tasks lock the directory

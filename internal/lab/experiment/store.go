@@ -51,9 +51,9 @@ type Header struct {
 // Store is the locked directory of an experiment.
 type Store struct {
 	Header
-	Runs []Run // finished runs
+	Runs []Run    // finished runs
+	Root *os.Root // the directory
 
-	root  *os.Root
 	locks []*os.File
 	log   *os.File
 }
@@ -72,7 +72,7 @@ func Open(dir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{Header: o.Header, root: root}
+	s := &Store{Header: o.Header, Root: root}
 	if err := s.open(o); err != nil {
 		s.Close()
 		return nil, err
@@ -94,7 +94,7 @@ func (s *Store) open(o Options) error {
 		name = fmt.Sprintf("cells-%04d.jsonl", o.Share)
 	}
 	var err error
-	if s.log, err = files.Lockable(s.root, name); err != nil {
+	if s.log, err = files.Lockable(s.Root, name); err != nil {
 		return err
 	}
 	if err := s.repair(); err != nil {
@@ -116,7 +116,7 @@ func (s *Store) lock(share int) error {
 }
 
 func (s *Store) lockFile(name string, how int) error {
-	f, err := files.Lockable(s.root, name)
+	f, err := files.Lockable(s.Root, name)
 	if err != nil {
 		return err
 	}
@@ -124,18 +124,18 @@ func (s *Store) lockFile(name string, how int) error {
 	// file systems without locks are accepted
 	if errors.Is(syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
 		return fmt.Errorf("%s: another cprun scale is using it; wait for its end, or name another --out",
-			terminal.Name(s.root.Name()))
+			terminal.Name(s.Root.Name()))
 	}
 	return nil
 }
 
 func (s *Store) clear() error {
-	names, err := fs.Glob(s.root.FS(), logPattern)
+	names, err := fs.Glob(s.Root.FS(), logPattern)
 	if err != nil || len(names) == 0 {
 		return err // not an experiment: do not delete its files
 	}
 	for _, name := range append([]string{cellsName, csvName, jsonName, reportName}, names...) {
-		if err := s.root.RemoveAll(name); err != nil {
+		if err := s.Root.RemoveAll(name); err != nil {
 			return err
 		}
 	}
@@ -163,31 +163,31 @@ func (s *Store) repair() error {
 	if err := s.write(s.Header); err != nil {
 		return err
 	}
-	return files.Sync(s.root)
+	return files.Sync(s.Root)
 }
 
 // readAll reads the runs of all files of the directory, and the header of the first.
 func (s *Store) readAll() error {
-	names, err := fs.Glob(s.root.FS(), logPattern)
+	names, err := fs.Glob(s.Root.FS(), logPattern)
 	if err != nil {
 		return err
 	}
 	own, on := s.Header, s.Header
 	for _, name := range names {
-		text, err := files.ReadIn(s.root, name, maxLog)
+		text, err := files.ReadIn(s.Root, name, maxLog)
 		if err != nil {
 			return err
 		}
 		h, runs, err := parseLog(text)
 		if err != nil {
-			return fmt.Errorf("%s: %w", terminal.Name(filepath.Join(s.root.Name(), name)), err)
+			return fmt.Errorf("%s: %w", terminal.Name(filepath.Join(s.Root.Name(), name)), err)
 		}
 		if h == nil {
 			continue // a share that has just begun
 		}
 		if keys := own.Identity.differ(h.Identity); len(keys) > 0 {
 			return fmt.Errorf("%s has results of an experiment that differs in %s; name another --out, or delete "+
-				"them with --resume never", terminal.Name(s.root.Name()), strings.Join(keys, ", "))
+				"them with --resume never", terminal.Name(s.Root.Name()), strings.Join(keys, ", "))
 		}
 		if name == logName {
 			s.Header = *h
@@ -259,35 +259,22 @@ func (s *Store) write(v any) error {
 }
 
 // Dir returns the path of the directory.
-func (s *Store) Dir() string { return s.root.Name() }
+func (s *Store) Dir() string { return s.Root.Name() }
 
 // Prepare creates the directory of a cell with its config, and removes remains of a killed run with that number. It
 // returns the paths of the run and of the config, relative to the store's.
 func (s *Store) Prepare(cell string, run int, config []byte) (dir, file string, err error) {
 	at := filepath.Join(cellsName, cell)
 	dir, file = filepath.Join(at, fmt.Sprint(run)), filepath.Join(at, "cell.yaml")
-	if err := s.root.RemoveAll(dir); err != nil {
+	if err := s.Root.RemoveAll(dir); err != nil {
 		return "", "", err
 	}
-	cells, err := files.Sub(s.root, at)
+	cells, err := files.Sub(s.Root, at)
 	if err != nil {
 		return "", "", err
 	}
 	defer cells.Close()
-	return dir, file, files.WriteData(s.root, file, config)
-}
-
-// Remove removes the directory of an unfinished run.
-func (s *Store) Remove(dir string) error { return s.root.RemoveAll(dir) }
-
-// Write replaces a file of the directory atomically.
-func (s *Store) Write(name string, f func(w io.Writer) error) error {
-	return files.Write(s.root, name, f)
-}
-
-// WriteResults writes the results to the store's directory.
-func (s *Store) WriteResults(r *Results, report func(io.Writer, *Results) error) error {
-	return WriteResults(s.root, r, report)
+	return dir, file, files.WriteData(s.Root, file, config)
 }
 
 // WriteResults writes results.csv, results.json, and report.html unless report is nil.
@@ -308,7 +295,7 @@ func (s *Store) Close() {
 	for _, f := range s.locks {
 		f.Close()
 	}
-	s.root.Close()
+	s.Root.Close()
 }
 
 // Peek returns the runs of a directory without creating or locking anything. It returns none if the directory is
