@@ -30,7 +30,7 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 		return 0, &InputError{err}
 	}
 	report := &attend.Report{}
-	res, err := o.report(ctx, job.RoleAttention, ranks, notes, func(string) any { return spec }, report)
+	res, err := o.report(ctx, job.RoleAttention, ranks, notes, spec, report)
 	if err != nil || res.ExitCode != launch.ExitDone {
 		return res.ExitCode, err
 	}

@@ -73,13 +73,12 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, func(string) any { return task },
-		func(out *progress.Printer, e launch.Event) {
-			var row job.BenchRow
-			if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil {
-				out.Note(add(r, row))
-			}
-		})
+	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, task, func(out *progress.Printer, e launch.Event) {
+		var row job.BenchRow
+		if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil {
+			out.Note(add(r, row))
+		}
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -495,15 +494,14 @@ func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.Calibr
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, func(string) any { return task },
-		func(out *progress.Printer, e launch.Event) {
-			var row job.BenchRow
-			if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil && row.Calibrate != nil {
-				merge(set, row.Calibrate)
-				out.Note(fmt.Sprintf("%d ranks: measured %d attention calls, %d matmuls, %d elementwise operations, %d transfers",
-					ranks, len(set.Attention), len(set.Products), len(set.Passes), len(set.Links)))
-			}
-		})
+	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, task, func(out *progress.Printer, e launch.Event) {
+		var row job.BenchRow
+		if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil && row.Calibrate != nil {
+			merge(set, row.Calibrate)
+			out.Note(fmt.Sprintf("%d ranks: measured %d attention calls, %d matmuls, %d elementwise operations, %d transfers",
+				ranks, len(set.Attention), len(set.Products), len(set.Passes), len(set.Links)))
+		}
+	})
 	return res.ExitCode, errors.Join(err, res.Err)
 }
 

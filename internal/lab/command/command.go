@@ -168,9 +168,9 @@ func (o *Options) printer() *progress.Printer {
 	})
 }
 
-// runWorkers runs a role on the ranks of one node, after printing notes. task returns the workers' task, and event
-// receives their reports. The logs are in a temporary directory, which is kept if the command fails.
-func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, notes []string, task func(dir string) any,
+// runWorkers runs a role on the ranks of one node, after printing notes. event receives the workers' reports. The logs
+// are in a temporary directory, which is kept if the command fails.
+func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, notes []string, task any,
 	event func(out *progress.Printer, e launch.Event)) (launch.Result, error) {
 	dir, err := newScratch("cprun-" + string(role) + "-")
 	if err != nil {
@@ -181,7 +181,7 @@ func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, note
 		out.Note(line)
 	}
 	res := launch.Run(ctx, launch.Job{
-		NProc: ranks, Argv: []string{"worker", string(role)}, Logs: dir.root, Payload: payload(task(dir.path)),
+		NProc: ranks, Argv: []string{"worker", string(role)}, Logs: dir.root, Payload: payload(task),
 		Stderr: out, Show: o.show(),
 		OnEvent: func(_ int, e launch.Event) { event(out, e) }, Stateless: true,
 	})
@@ -192,7 +192,7 @@ func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, note
 
 // report does what runWorkers does, prints notices and output, and decodes the report of rank 0 into to; nil: there is
 // none.
-func (o *Options) report(ctx context.Context, role job.Role, ranks int, notes []string, task func(dir string) any,
+func (o *Options) report(ctx context.Context, role job.Role, ranks int, notes []string, task any,
 	to any) (launch.Result, error) {
 	var data []byte
 	var wrote error

@@ -67,10 +67,7 @@ func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
 	if task.LogProbs {
 		report = nil
 	}
-	res, err := o.report(ctx, job.RoleEval, ranks, note, func(dir string) any {
-		task.RunDir = dir
-		return task
-	}, report)
+	res, err := o.report(ctx, job.RoleEval, ranks, note, task, report)
 	if err != nil || res.ExitCode != launch.ExitDone || task.LogProbs {
 		return res.ExitCode, err
 	}

@@ -206,7 +206,7 @@ func (o *VerifyOptions) compare(ctx context.Context, r *verify.Report, dir *scra
 			Whole: whole, Leak: i == 1}
 		notes = append(notes, "verify: the first step on "+readable.Counted(v.ranks, "rank"))
 		var found train.Verified
-		res, err := o.report(ctx, job.RoleVerify, v.ranks, notes, func(string) any { return task }, &found)
+		res, err := o.report(ctx, job.RoleVerify, v.ranks, notes, task, &found)
 		if err != nil || res.ExitCode != launch.ExitDone {
 			if res.First != nil {
 				r.Error = res.First.Error()
