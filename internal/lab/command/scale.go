@@ -123,7 +123,8 @@ func (s *scale) check(path string) (err error) {
 		return err
 	}
 	if s.Resume == "auto" && !s.PlanOnly {
-		experiment.Settle(s.cells, experiment.Peek(s.Out, s.id), s.e.Repeat)
+		runs, _ := experiment.Peek(s.Out, s.id)
+		experiment.Settle(s.cells, runs, s.e.Repeat)
 	}
 	if s.Slurm || s.Gather { // the cells run on other machines
 		s.device, s.on = s.Device, "several nodes of a Slurm cluster"

@@ -298,9 +298,9 @@ func (s *Store) Close() {
 	s.Root.Close()
 }
 
-// Peek returns the runs of a directory without creating or locking anything. It returns none if the directory is
-// missing or belongs to another experiment.
-func Peek(dir string, id Identity) (runs []Run) {
+// Peek returns the runs of a directory without creating or locking anything. found is false if the directory is missing
+// or belongs to another experiment.
+func Peek(dir string, id Identity) (runs []Run, found bool) {
 	names, _ := filepath.Glob(filepath.Join(dir, logPattern)) // a malformed pattern matches nothing; Open reports it
 	for _, name := range names {
 		text, err := files.Read(name, maxLog)
@@ -308,22 +308,17 @@ func Peek(dir string, id Identity) (runs []Run) {
 			continue
 		}
 		if h, list, err := parseLog(text); err == nil && h != nil && len(id.differ(h.Identity)) == 0 {
-			runs = append(runs, list...)
+			runs, found = append(runs, list...), true
 		}
 	}
-	return runs
+	return runs, found
 }
 
 // Unfinished returns the newest directory with the same experiment that is not done; "" if there is none.
 func Unfinished(dirs []string, id Identity, done func(runs []Run) bool) string {
 	slices.Sort(dirs)
 	for _, dir := range slices.Backward(dirs) {
-		text, err := files.Read(filepath.Join(dir, logName), maxLog)
-		if err != nil {
-			continue
-		}
-		if h, _, err := parseLog(text); err == nil && h != nil && len(id.differ(h.Identity)) == 0 &&
-			!done(Peek(dir, id)) {
+		if runs, found := Peek(dir, id); found && !done(runs) {
 			return dir
 		}
 	}
