@@ -3,6 +3,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -91,23 +92,11 @@ func (c *Config) Check() error {
 	return errors.Join(faults...)
 }
 
-// pairs returns Pairs or its default.
-func (c *Config) pairs() int {
-	if c.Pairs > 0 {
-		return c.Pairs
-	}
-	return defaultPairs
-}
-
 // identity returns this rank's facts for handshakes.
 func (c *Config) identity() *identity {
-	name := c.Name
-	if name == "" {
-		name = fmt.Sprintf("pid %d", os.Getpid())
-	}
 	return &identity{
-		rank: c.Rank, size: c.Size, run: sha256.Sum256([]byte(c.RunID)), name: name, secret: c.Secret,
-		alone: c.Alone, log: c.Log,
+		rank: c.Rank, size: c.Size, run: sha256.Sum256([]byte(c.RunID)), secret: c.Secret, alone: c.Alone, log: c.Log,
+		name: cmp.Or(c.Name, fmt.Sprintf("pid %d", os.Getpid())),
 	}
 }
 

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"crypto/cipher"
 	"crypto/ecdh"
@@ -50,7 +51,7 @@ type mesher struct {
 // newMesher returns a mesher with the rank's transport.
 func newMesher(c *Config) *mesher {
 	id := c.identity()
-	m := &mesher{identity: id, s: newSockets(id.rank, id.size, id.name, c.pairs()), config: c}
+	m := &mesher{identity: id, s: newSockets(id.rank, id.size, id.name, cmp.Or(c.Pairs, defaultPairs)), config: c}
 	m.door, m.refuse = admission.New(unproven), admission.NewLog(c.Log)
 	m.s.meets = m
 	m.open, m.cancel = context.WithCancel(context.Background())
@@ -110,7 +111,7 @@ func Connect(ctx context.Context, c Config) (link.Link, error) {
 	if !m.s.few { // all have come
 		m.close()
 	}
-	return link.Link{Transport: m.s, Roster: m.s, Pairs: c.pairs()}, nil
+	return link.Link{Transport: m.s, Roster: m.s, Pairs: cmp.Or(c.Pairs, defaultPairs)}, nil
 }
 
 // absence returns an error that names the missing ranks.
