@@ -44,13 +44,11 @@ type multiNode struct {
 	meeting     string     // the rendezvous, as this host reaches it
 	secret      []byte     // the key of the job
 
-	dir        string // of the run; like the next two, empty until the first start
-	runID      string
-	generation int64
-	lead       begun // on the leader of the present start; else empty
-	logs       *os.Root
-	log        *launcherLog
-	leads      bool
+	last  job.Train // the task of the last start; the next has its RunDir, RunID and Generation
+	lead  begun     // on the leader of the present start; else empty
+	logs  *os.Root
+	log   *launcherLog
+	leads bool
 }
 
 // multiNode checks the input and gets the job's key.
@@ -227,11 +225,11 @@ func (t *multiNode) Prepare(ctx context.Context, w cluster.Assignment) ([]byte, 
 		ids[a.HostID] = true
 	}
 	o.machine.Hosts = len(ids)
-	if t.dir != "" { // an earlier start created it
-		o.RunDir, o.Resume = t.dir, "auto"
+	if t.last.RunDir != "" { // an earlier start created it
+		o.RunDir, o.Resume = t.last.RunDir, "auto"
 	}
-	t.runID = cmp.Or(t.runID, launch.NewRunID(time.Now()))
-	o.job = t.runID
+	t.last.RunID = cmp.Or(t.last.RunID, launch.NewRunID(time.Now()))
+	o.job = t.last.RunID
 	r, err := o.check(ctx, t.path, w.Size)
 	if err == nil {
 		t.lead, err = o.begin(r, t.out)
@@ -244,11 +242,9 @@ func (t *multiNode) Prepare(ctx context.Context, w cluster.Assignment) ([]byte, 
 	if err != nil {
 		return nil, err
 	}
-	if t.generation == 0 {
-		t.generation = r.generation
-	}
-	t.dir = r.dir
-	t.lead.task.RunID, t.lead.task.Generation, t.lead.task.World = t.runID, t.generation, int64(w.Generation)
+	t.last.Generation, t.last.RunDir = cmp.Or(t.last.Generation, r.generation), r.dir
+	task := &t.lead.task
+	task.RunID, task.Generation, task.World = t.last.RunID, t.last.Generation, int64(w.Generation)
 	return payload(t.lead.task), nil
 }
 
@@ -291,11 +287,11 @@ func (t *multiNode) open(s *launch.Start) error {
 	if err := json.Unmarshal(s.Payload, &task); err != nil {
 		return fmt.Errorf("message of the leader: %w", err)
 	}
-	t.dir, t.runID, t.generation, s.RunID = task.RunDir, task.RunID, task.Generation, task.RunID
+	t.last, s.RunID = task, task.RunID
 	t.leads = t.lead.root != nil && s.Ranks.FirstRank == 0
 	if t.leads {
 		s.Logs, t.log = t.lead.logs, t.lead.log
-		t.track.root, t.track.again, t.track.writes = t.lead.root, t.again(t.dir), t.writes(t.dir, t.lead.cfg)
+		t.track.root, t.track.again, t.track.writes = t.lead.root, t.again(task.RunDir), t.writes(task.RunDir, t.lead.cfg)
 		return nil
 	}
 	t.close()
