@@ -344,11 +344,8 @@ func (m *Model) layersForward(a *tensor.Arena, b Batch, layers []activations, ne
 		if err := m.layerForward(a, i, b, layers[i+1].x, layers[i], false); err != nil {
 			return fmt.Errorf("layer %d forward: %w", i, err)
 		}
-		if !layers[i].host {
-			continue
-		}
-		if err := m.opt.Hooks.Keep(i, layers[i].saved); err != nil {
-			return fmt.Errorf("layer %d: keeping activations: %w", i, err)
+		if layers[i].host {
+			m.opt.Hooks.Keep(i, layers[i].saved)
 		}
 	}
 	return m.use(m.headBucket(), next)
@@ -440,12 +437,10 @@ func (m *Model) visits() (list []visit) {
 }
 
 func (m *Model) visit(a *tensor.Arena, b Batch, d View, layers []activations, v visit) error {
-	i, h, s := v.layer, &m.opt.Hooks, &layers[v.layer]
+	i, s := v.layer, &layers[v.layer]
 	if s.host {
 		s.host = false
-		if err := h.Bring(i, s.saved); err != nil {
-			return fmt.Errorf("layer %d: bringing activations: %w", i, err)
-		}
+		m.opt.Hooks.Bring(i, s.saved)
 	}
 	if v.again {
 		if err := m.layerForward(a, i, b, layers[i+1].x, *s, true); err != nil {
@@ -568,5 +563,5 @@ type Hooks struct {
 	// Bring is called before the first use of the layer in the backward pass. When it returns, work queued later reads the
 	// views. The slot of the moved layer above is free for work that follows all queued so far: Bring may begin to copy
 	// the layer that takes it next, two below this one among the moved layers.
-	Keep, Bring func(layer int, saved []View) error
+	Keep, Bring func(layer int, saved []View)
 }

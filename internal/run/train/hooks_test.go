@@ -73,19 +73,17 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 				open, ended[b] = slices.Delete(open, i, i+1), true
 				return nil
 			},
-			Keep: func(layer int, _ []View) error {
+			Keep: func(layer int, _ []View) {
 				moved = append(moved, model.Layer(layer))
 				if b := used[len(used)-1]; b != model.Layer(layer) {
 					t.Errorf("case %d: layer %d is kept after the use of bucket %d", n, layer, b)
 				}
-				return nil
 			},
-			Bring: func(layer int, _ []View) error {
+			Bring: func(layer int, _ []View) {
 				moved = append(moved, -model.Layer(layer))
 				if b := used[len(used)-1]; b != model.Layer(layer) || slices.Contains(open, b) {
 					t.Errorf("case %d: layer %d is brought after the use of bucket %d, open %v", n, layer, b, open)
 				}
-				return nil
 			},
 		}
 		n := int(flat.Size())

@@ -62,7 +62,7 @@ func newStream(dev *Device, name string) (tensor.Stream, error) {
 
 // keep begins to copy a layer's activations to the host. The next work may overwrite the slot of the moved layer before
 // this one, so the compute stream follows that copy.
-func (o *offload) keep(layer int, saved []View) error {
+func (o *offload) keep(layer int, saved []View) {
 	i, _ := slices.BinarySearch(o.layers, layer)
 	if i == 0 {
 		o.mem.Release(tensor.Mark{}) // the compute stream has followed all copies of the pass before
@@ -72,7 +72,7 @@ func (o *offload) keep(layer int, saved []View) error {
 	m := &o.moved[i]
 	*m = moved{dev: slices.Clone(saved)}
 	if len(saved) == 0 {
-		return nil
+		return
 	}
 	o.out.Wait(o.dev.Stream.Record())
 	for _, v := range saved {
@@ -81,12 +81,11 @@ func (o *offload) keep(layer int, saved []View) error {
 		m.host = append(m.host, host)
 	}
 	m.out = o.out.Record()
-	return nil
 }
 
 // bring makes the compute stream follow the copy of a layer's activations back to its slot. It begins the copy of the
 // layer that takes the slot of the moved layer above, which is done.
-func (o *offload) bring(layer int, _ []View) error {
+func (o *offload) bring(layer int, _ []View) {
 	i, _ := slices.BinarySearch(o.layers, layer)
 	if m := &o.moved[i]; len(m.dev) > 0 {
 		o.reload(m)
@@ -95,7 +94,6 @@ func (o *offload) bring(layer int, _ []View) error {
 	if below := i + 1 - model.HostSlots; below >= 0 {
 		o.reload(&o.moved[below])
 	}
-	return nil
 }
 
 // reload begins the copy of a layer back to its slot, once a pass.
