@@ -9,12 +9,9 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Memory is the memory of a model on one device in bytes, without optimizer states and buffers of attention's
+// Memory is the memory of a model's passes on one device in bytes, without parameters and buffers of attention's
 // transfers.
 type Memory struct {
-	Weights int64 // float32, for the optimizer
-	Compute int64 // the copy in the type of activations; 0 for float32
-	Grads   int64 // float32
 	// Activations is the exact peak of an arena during ForwardBackward.
 	Activations int64
 	// Host is the memory of the activations that Keep and Bring move in a pass.
@@ -29,11 +26,7 @@ type Memory struct {
 func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType) Memory {
 	m := phantomModel(cfg, nopOps{}, nopAttention{}, opt, dtype)
 	m.dryRun = true
-	n := m.flat.Size()
-	plan := Memory{Weights: 4 * n, Grads: 4 * n}
-	if dtype != tensor.F32 {
-		plan.Compute = int64(dtype.Size()) * n
-	}
+	var plan Memory
 	for _, v := range slices.Concat(m.saved(batch, localTokens)...) {
 		plan.Host += int64(v.Size()) * int64(v.DType().Size())
 	}

@@ -27,18 +27,6 @@ func TestPlanIsWhatARunTakes(t *testing.T) {
 						t.Errorf("planned %d and %d bytes, took %d and %d", plan.Activations, plan.Validation, trained,
 							validated)
 					}
-					flat := c.params.Weights.Memory().Bytes()
-					if plan.Weights != flat || plan.Grads != flat {
-						t.Errorf("planned %d bytes of weights and %d of gradients, took %d", plan.Weights, plan.Grads,
-							flat)
-					}
-					compute := int64(0)
-					if dtype != tensor.F32 {
-						compute = c.params.Compute.Memory().Bytes()
-					}
-					if plan.Compute != compute {
-						t.Errorf("planned %d bytes of compute weights, took %d", plan.Compute, compute)
-					}
 				})
 			}
 		}
@@ -72,9 +60,8 @@ func TestPlanOfARealModel(t *testing.T) {
 			t.Errorf("%s: %v bytes per token and layer, want %v", mode, got, want)
 		}
 	}
-	plan := Plan(llama3b, Options{Recompute: RecomputeFull}, 1, tokens, tensor.BF16)
-	if n := Count(Layout(llama3b)); n != 3212749824 || plan.Weights < 4*n {
-		t.Errorf("%d parameters, plan %+v", n, plan)
+	if n := Count(Layout(llama3b)); n != 3212749824 {
+		t.Errorf("%d parameters", n)
 	}
 }
 
