@@ -36,29 +36,17 @@ var Shipped = sync.OnceValues(func() (all []*Table, err error) {
 	return all, nil
 })
 
-// Dir returns the directory of the user's own tables, as measured by one version of cprun.
-func Dir(program string) (string, error) {
+// Path returns the file of the user's own table of a machine, as measured by one version of cprun.
+func Path(program string, m Machine) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", err
 	}
-	return filepath.Join(cache, "cprun", "cost", clean(program)), nil
-}
-
-// Path returns the file of the table of a machine.
-func Path(program string, m Machine) (string, error) {
-	dir, err := Dir(program)
-	if err != nil {
-		return "", err
-	}
-	return filepath.Join(dir, m.key()+".json"), nil
-}
-
-func (m Machine) key() string {
+	count := m.Cores
 	if m.Arch != 0 {
-		return clean(fmt.Sprintf("%s-%d", m.Device, m.Count))
+		count = m.Count
 	}
-	return clean(fmt.Sprintf("%s-%d", m.Device, m.Cores))
+	return filepath.Join(cache, "cprun", "cost", clean(program), clean(fmt.Sprintf("%s-%d", m.Device, count))+".json"), nil
 }
 
 func clean(s string) string {
@@ -81,7 +69,11 @@ func Own(program string, m Machine) (*Table, error) {
 	if err != nil {
 		return nil, nil // a user without a home has no tables
 	}
-	t, err := Load(path)
+	var t *Table
+	text, err := files.Read(path, MaxBytes)
+	if err == nil {
+		t, err = Decode(text)
+	}
 	if errors.Is(err, fs.ErrNotExist) && m.Arch != 0 && m.Count != 1 {
 		one := m
 		one.Count = 1

@@ -155,15 +155,6 @@ func Decode(text []byte) (*Table, error) {
 	return t, nil
 }
 
-// Load reads the file of a table.
-func Load(path string) (*Table, error) {
-	text, err := files.Read(path, MaxBytes)
-	if err != nil {
-		return nil, err
-	}
-	return Decode(text)
-}
-
 func (t *Table) check() error {
 	switch {
 	case t.Version != Version:
