@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 )
 
 // MaskKind is a mask under its name in library kernels.
@@ -72,15 +73,15 @@ func (c *Call) String() string {
 // hopsOf returns the distinct kernel calls of a run over all ranks, each with an example.
 func hopsOf(p Params) []Call {
 	ranks, inner := p.rankGroups()
+	rects := 1
 	base := Call{Params: p, RankQueries: roundUp(p.SeqQ, ranks) / ranks}
-	ring, rects := ranks, 1
 	if p.Layout == "striped" && inner > 1 {
 		// A group holds the stripes of its members side by side, so a hop has the rectangles of each pair of members.
-		ring, rects = p.ContextSize, inner*inner
+		ranks, rects = p.ContextSize, inner*inner
 	}
-	w := walker{base: base, shape: p.shape(ring), ranks: ring, rects: rects, seen: map[rankPair]bool{},
+	w := walker{base: base, shape: p.shape(ranks), ranks: ranks, rects: rects, seen: map[rankPair]bool{},
 		calls: map[Call]bool{}}
-	w.walkAll(ring)
+	w.walkAll()
 	return p.perHeadCount(inner, w.out)
 }
 
@@ -106,14 +107,9 @@ func (p Params) perHeadCount(inner int, calls []Call) []Call {
 
 // rankGroups returns the number of ranks with separate parts of a sequence while kernels run, and of those that share
 // its heads.
-func (p Params) rankGroups() (ring, heads int) {
-	switch p.Algorithm {
-	case "ulysses":
-		return 1, p.ContextSize
-	case "hierarchical":
-		return max(1, p.ContextSize/p.InnerSize), p.InnerSize
-	}
-	return p.ContextSize, 1
+func (p Params) rankGroups() (ranks, heads int) {
+	heads = ring.UlyssesDegree(p.Algorithm, p.ContextSize, p.InnerSize)
+	return max(1, p.ContextSize/heads), heads
 }
 
 // shape returns the partition of one sequence. Lengths of documents and slices are unknown here, so one sequence
@@ -196,9 +192,9 @@ func distance(b partition.Band, s, t partition.Span) int {
 
 // walkAll visits pairs of ranks. If a rank gathers all its keys before its only call, in both passes or in the forward
 // pass alone, walkAll visits ranks. Package ring decides the same way.
-func (w *walker) walkAll(ring int) {
+func (w *walker) walkAll() {
 	index := partition.NewIndex(w.shape)
-	once := ring > 1 && (w.base.Algorithm == "allgather" || index.Halo())
+	once := w.ranks > 1 && (w.base.Algorithm == "allgather" || index.Halo())
 	switch {
 	case once && w.base.Gather == "before":
 		w.gather(index)

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -144,7 +145,7 @@ func (p Params) checked() (Params, error) {
 	if p.KVHeads < 1 || p.Heads < 1 || p.Heads%p.KVHeads != 0 {
 		fault("%d query heads are not a multiple of %d KV heads", p.Heads, p.KVHeads)
 	}
-	if !slices.Contains([]string{"ring", "allgather", "ulysses", "hierarchical"}, p.Algorithm) {
+	if !slices.Contains(ring.Algorithms, p.Algorithm) {
 		fault("algorithm %q is not known", p.Algorithm)
 	}
 	if err := p.Layout.Check(); err != nil {
