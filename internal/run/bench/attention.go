@@ -449,12 +449,7 @@ func (t *attentionRun) load(ctx context.Context, w ring.Strategy, shape partitio
 		return nil, err
 	}
 	p.ring.Kernel, p.ring.Comm, p.ring.Mover, p.ring.Stream = t.Device.Kernel, world, t.Device.Ops, t.Device.Stream
-	for i, v := range []View{p.q, p.k, p.v, p.do} {
-		if err := t.random(ctx, v, uint64(i+1)); err != nil {
-			return nil, err
-		}
-	}
-	return p, nil
+	return p, t.random(ctx, 1, p.q, p.k, p.v, p.do)
 }
 
 // share sets the tokens and the traffic of the row, as the maximum over the ranks.

@@ -277,12 +277,7 @@ func (c *calibration) load(ctx context.Context, arena *tensor.Arena, t tileOf) (
 	n := max(t.tiles, 1)
 	p := c.call(arena, n*t.q, n*t.k, t.dim)
 	p.tiles = (&cost.Attention{Mask: t.mask, Queries: t.q, Keys: t.k, Tiles: t.tiles}).MeasuredTiles()
-	for i, v := range []View{p.q, p.k, p.v, p.do} {
-		if err := c.random(ctx, v, uint64(i+1)); err != nil {
-			return nil, err
-		}
-	}
-	return p, nil
+	return p, c.random(ctx, 1, p.q, p.k, p.v, p.do)
 }
 
 // tile measures a tile forward and backward: a pass with one block, and the extra cost of a second block.
@@ -431,7 +426,7 @@ func (c *calibration) operandsOf(
 	of := func(shape ...int) View {
 		v := arena.Alloc(c.dtype, shape...)
 		if err == nil {
-			err = c.random(ctx, v, 1)
+			err = c.random(ctx, 1, v)
 		}
 		return v
 	}

@@ -18,8 +18,7 @@ type View = tensor.View
 
 // Rank is one process of a benchmark.
 type Rank struct {
-	Device  device.Device // with the kernel to measure
-	Machine Machine
+	Device  device.Device     // with the kernel to measure
 	World   comm.Communicator // moves views of the device
 	Control comm.Communicator // moves views of the host; may be World
 	// Transports are compared by `bench comm`.
@@ -175,9 +174,9 @@ func (r *Rank) times(ctx context.Context, n int, work func() error) ([]float64, 
 // noise is the length of the block that random repeats. It is no multiple of a row, so that neighbouring rows differ.
 const noise = 1<<20 + 7
 
-// random fills a dense device view with normally distributed numbers. The power of a GPU, and so its clock, depends on
-// the data: zeros would run too fast.
-func (r *Rank) random(ctx context.Context, v View, seed uint64) error {
+// random fills dense device views with normally distributed numbers, the first of them from seed, the next from seed+1.
+// The power of a GPU, and so its clock, depends on the data: zeros would run too fast.
+func (r *Rank) random(ctx context.Context, seed uint64, views ...View) error {
 	const words = 8
 	if r.staging.IsZero() {
 		mem, err := r.Device.Store.AllocHost(words * noise)
@@ -186,27 +185,32 @@ func (r *Rank) random(ctx context.Context, v View, seed uint64) error {
 		}
 		r.staging = tensor.Dense(mem, tensor.F64, 0, [4]int{1, 1, 1, noise})
 	}
-	rng := rand.New(rand.NewPCG(seed, uint64(r.World.Rank())))
-	n := min(noise, v.Size())
-	block := tensor.Dense(r.staging.Memory(), v.DType(), 0, [4]int{1, 1, 1, n})
-	switch v.DType() {
-	case tensor.F64:
-		fill(tensor.Data[float64](block), func() float64 { return rng.NormFloat64() })
-	case tensor.F32:
-		fill(tensor.Data[float32](block), func() float32 { return float32(rng.NormFloat64()) })
-	case tensor.BF16:
-		fill(tensor.Data[uint16](block), func() uint16 { return half.ToBF16(float32(rng.NormFloat64())) })
-	case tensor.F16:
-		fill(tensor.Data[uint16](block), func() uint16 { return half.ToF16(float32(rng.NormFloat64())) })
-	default:
-		return fmt.Errorf("random numbers in %v", v.DType())
+	for i, v := range views {
+		rng := rand.New(rand.NewPCG(seed+uint64(i), uint64(r.World.Rank())))
+		n := min(noise, v.Size())
+		block := tensor.Dense(r.staging.Memory(), v.DType(), 0, [4]int{1, 1, 1, n})
+		switch v.DType() {
+		case tensor.F64:
+			fill(tensor.Data[float64](block), func() float64 { return rng.NormFloat64() })
+		case tensor.F32:
+			fill(tensor.Data[float32](block), func() float32 { return float32(rng.NormFloat64()) })
+		case tensor.BF16:
+			fill(tensor.Data[uint16](block), func() uint16 { return half.ToBF16(float32(rng.NormFloat64())) })
+		case tensor.F16:
+			fill(tensor.Data[uint16](block), func() uint16 { return half.ToF16(float32(rng.NormFloat64())) })
+		default:
+			return fmt.Errorf("random numbers in %v", v.DType())
+		}
+		flat := v.Reshape([4]int{1, 1, 1, v.Size()})
+		for at := 0; at < v.Size(); at += n {
+			m := min(n, v.Size()-at)
+			r.Device.Store.Upload(flat.Slice(tensor.Dim, at, at+m), block.Slice(tensor.Dim, 0, m))
+		}
+		if err := r.Device.Stream.Sync(ctx); err != nil { // before the staging memory is reused
+			return err
+		}
 	}
-	flat := v.Reshape([4]int{1, 1, 1, v.Size()})
-	for at := 0; at < v.Size(); at += n {
-		m := min(n, v.Size()-at)
-		r.Device.Store.Upload(flat.Slice(tensor.Dim, at, at+m), block.Slice(tensor.Dim, 0, m))
-	}
-	return r.Device.Stream.Sync(ctx) // before the staging memory is reused
+	return nil
 }
 
 func fill[T any](xs []T, f func() T) {

@@ -365,24 +365,24 @@ func shuffle(rng *pcg, list []int32) {
 // A pcg is numpy's PCG64: O'Neill, PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for
 // Random Number Generation, 2014, XSL-RR of 128 bits.
 type pcg struct {
-	hi, lo       uint64
-	incHi, incLo uint64
-	half         uint32 // upper half of the last 64 bits, if kept
-	kept         bool
+	hi, lo uint64
+	half   uint32 // upper half of the last 64 bits, if kept
+	kept   bool
 }
 
 // newPCG returns numpy.random.default_rng(42), whose state numpy hashes from the seed.
 func newPCG() *pcg {
-	return &pcg{hi: 0xcea44f6798798f2a, lo: 0xacbc7c9d68860ac8, incHi: 0xfa505436c9a8416e, incLo: 0x66caf2e28d25abff}
+	return &pcg{hi: 0xcea44f6798798f2a, lo: 0xacbc7c9d68860ac8}
 }
 
 func (p *pcg) step() {
 	const mulHi, mulLo = 2549297995355413924, 4865540595714422341
+	const incHi, incLo = 0xfa505436c9a8416e, 0x66caf2e28d25abff // of that seed
 	hi, lo := bits.Mul64(p.lo, mulLo)
 	hi += p.hi*mulLo + p.lo*mulHi
 	var carry uint64
-	p.lo, carry = bits.Add64(lo, p.incLo, 0)
-	p.hi, _ = bits.Add64(hi, p.incHi, carry)
+	p.lo, carry = bits.Add64(lo, incLo, 0)
+	p.hi, _ = bits.Add64(hi, incHi, carry)
 }
 
 func (p *pcg) next() uint64 {

@@ -122,7 +122,7 @@ func (b *opsRun) f32(shape ...int) View { return b.noise(tensor.F32, shape...) }
 func (b *opsRun) noise(t tensor.DType, shape ...int) View {
 	v := b.arena.Alloc(t, shape...)
 	b.seed++
-	if err := b.random(b.ctx, v, b.seed); err != nil && b.err == nil {
+	if err := b.random(b.ctx, b.seed, v); err != nil && b.err == nil {
 		b.err = err
 	}
 	return v
