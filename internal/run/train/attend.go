@@ -80,13 +80,13 @@ func (a *attend) begin(b *microBatch) {
 	if a.spec.Layout != nil && len(b.docs) == 0 && len(a.spec.Mask.Docs) == 0 {
 		return
 	}
-	a.spec = a.specOf(b.layout, b.docs, b.seqLen)
+	a.spec = a.specOf(b.laid)
 	clear(a.schedules)
 }
 
-func (a *attend) specOf(layout partition.Layout, docs []int, seqLen int) ring.Spec {
+func (a *attend) specOf(l laid) ring.Spec {
 	s := a.spec
-	s.Layout, s.Mask.Docs, s.SeqQ, s.SeqKV = layout, docs, seqLen, seqLen
+	s.Layout, s.Mask.Docs, s.SeqQ, s.SeqKV = l.layout, l.docs, l.seqLen, l.seqLen
 	return s
 }
 
@@ -119,7 +119,7 @@ func masked(shape partition.Shape, window int) (partition.Shape, error) {
 
 // prepare makes the schedules of the next batch, while the device computes the present one.
 func (a *attend) prepare(l laid) error {
-	spec := a.specOf(l.layout, l.docs, l.seqLen)
+	spec := a.specOf(l)
 	for _, window := range a.cfg.Windows() {
 		if _, err := a.scheduleOf(spec, window); err != nil {
 			return err

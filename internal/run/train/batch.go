@@ -34,9 +34,9 @@ type feed struct {
 // A laid is a sample with its layout over the ranks.
 type laid struct {
 	sample int64
-	docs   []int // with the end that they leave empty
-	tokens int   // in documents
-	seqLen int
+	docs   []int            // with the end that they leave empty
+	tokens int              // in documents
+	seqLen int              // global rows
 	layout partition.Layout // nil: none
 }
 
@@ -67,10 +67,7 @@ func (f *feed) total(cfg *config.Config) int64 {
 // A microBatch is a group of samples with one layout.
 type microBatch struct {
 	model.Batch
-	layout partition.Layout
-	seqLen int   // global rows of a sample
-	tokens int   // of them, the others follow
-	docs   []int // documents of the only sample; none if they are not separate
+	laid // the first sample; without docs if they are not separate
 
 	// The positions and targets of the rows, on the host, valid until done.
 	positions []int
@@ -125,11 +122,10 @@ func filled(docs []int, rows int) []int {
 // batch reads this rank's tokens of a group of samples and queues their upload. It waits for the memory of the batch
 // before the last. The caller calls done on the result after queueing all readers.
 func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) {
-	b := &microBatch{}
-	laid := f.lay(samples[0])
-	b.layout, b.tokens, b.seqLen = laid.layout, laid.tokens, laid.seqLen
-	if f.packed {
-		b.docs = laid.docs
+	b := &microBatch{laid: f.lay(samples[0])}
+	docs := b.docs
+	if !f.packed {
+		b.docs = nil
 	}
 	spans := b.layout.Spans(b.seqLen, f.size, f.rank)
 	n, count := partition.Count(spans), len(samples)
@@ -154,12 +150,12 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 		f.seen(b, count, spans, ids)
 	}
 	if f.packed {
-		f.rope.Fill(h.Cos, h.Sin, positions, f.lengths(laid.docs, spans, 1))
+		f.rope.Fill(h.Cos, h.Sin, positions, f.lengths(docs, spans, 1))
 	}
 	f.inputs.upload(b.slot, count*n)
 	b.Batch = f.inputs.mem.Views(f.inputs.mem.Blocks[b.slot.block].Memory(), count, n)
 	if !f.packed {
-		b.Cos, b.Sin, err = f.inputs.tables(f.rope, count, n, positions, f.lengths(laid.docs, spans, count))
+		b.Cos, b.Sin, err = f.inputs.tables(f.rope, count, n, positions, f.lengths(docs, spans, count))
 	}
 	return b, err
 }
