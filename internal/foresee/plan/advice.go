@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
 )
@@ -254,9 +255,10 @@ func (s smaller) fewer(factor int) (smaller, bool) {
 func (d *demand) less(factor int) *demand {
 	part := func(n int) int { return (n + factor - 1) / factor }
 	l := *d
-	l.tokens, l.buffers, l.works = part(d.tokens), d.buffers/int64(factor), map[heads]work{}
+	l.tokens, l.buffers, l.works = part(d.tokens), d.buffers/int64(factor), map[[2]int]planner.Work{}
 	for h, w := range d.works {
-		l.works[h] = work{w.calls, part(w.queries), part(w.keys)}
+		w.Queries, w.Keys = part(w.Queries), part(w.Keys)
+		l.works[h] = w
 	}
 	return &l
 }

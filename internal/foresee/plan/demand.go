@@ -18,21 +18,11 @@ import (
 // A demand holds the largest demands of the ranks of a context group. They do not depend on recomputation and on the
 // chunks of the loss, so that Fit, which tries several, finds them once.
 type demand struct {
-	tokens            int   // of a sample
-	buffers           int64 // bytes of the ring's arena, for one layer, forward and backward
-	forward, backward int64 // bytes sent for all layers of one micro batch
-	works             map[heads]work
-	kept              map[kept]model.Memory // computed before
-}
-
-// A heads counts the heads of queries and of keys in one pass of the kernel.
-type heads struct{ q, kv int }
-
-// A work is the load of the kernel, by its heads.
-type work struct {
-	calls   int // in one forward pass
-	queries int // rows of them
-	keys    int // rows of keys of one call, at least queries
+	tokens            int                     // of a sample
+	buffers           int64                   // bytes of the ring's arena, for one layer, forward and backward
+	forward, backward int64                   // bytes sent for all layers of one micro batch
+	works             map[[2]int]planner.Work // by the heads of queries and of keys
+	kept              map[kept]model.Memory   // computed before
 }
 
 // demandOf runs the attention of ranks over a planner.Recorder. It shows the hops of the widest window to see, if it is
@@ -43,7 +33,7 @@ type work struct {
 // beside those of others. The last two have no window: with scattered chunks, a rank may need all rows under any.
 // Other samples may take more, see TestBuffersOfPackedDocuments.
 func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, hops []Hop)) (*demand, error) {
-	d, samples := &demand{works: map[heads]work{}, kept: map[kept]model.Memory{}}, [][]int{nil}
+	d, samples := &demand{works: map[[2]int]planner.Work{}, kept: map[kept]model.Memory{}}, [][]int{nil}
 	if n := cfg.Data.SeqLen; cfg.Data.PackDocuments && n > 2 {
 		samples = append(samples, []int{n - 1, 1}, []int{(n + 2) / 3, (n + 1) / 3, n / 3})
 	}
@@ -111,7 +101,7 @@ func (d *demand) cover(cfg *config.Config, machine machine.Machine, docs []int, 
 			d.forward, d.backward = max(d.forward, r.forward), max(d.backward, r.backward)
 		}
 		for h, w := range r.works {
-			d.works[h] = d.works[h].and(w)
+			d.works[h] = most(d.works[h], w)
 		}
 	}
 	return nil
@@ -148,8 +138,10 @@ func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
 	return cfg.Parallel.Spec(shape, cfg.Model.NumAttentionHeads, cfg.Model.NumKeyValueHeads)
 }
 
-func (w work) and(b work) work {
-	return work{max(w.calls, b.calls), max(w.queries, b.queries), max(w.keys, b.keys)}
+// most returns the largest numbers of two works with the same heads.
+func most(a, b planner.Work) planner.Work {
+	b.Calls, b.Queries, b.Keys = max(a.Calls, b.Calls), max(a.Queries, b.Queries), max(a.Keys, b.Keys)
+	return b
 }
 
 // add adds the attention of one rank in that many layers, and returns the hops of its forward pass.
@@ -162,11 +154,12 @@ func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers in
 	d.forward, d.backward = d.forward+layers*forward, d.backward+layers*backward
 	d.buffers = max(d.buffers, r.Buffers())
 	if d.works == nil {
-		d.works = map[heads]work{}
+		d.works = map[[2]int]planner.Work{}
 	}
 	for _, w := range r.Works {
-		h := heads{w.Heads, w.KVHeads}
-		d.works[h] = d.works[h].and(work{1 + w.Calls, w.Queries, w.Keys})
+		h := [2]int{w.Heads, w.KVHeads}
+		w.Calls++
+		d.works[h] = most(d.works[h], w)
 	}
 	return r.Hops, nil
 }

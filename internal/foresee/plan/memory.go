@@ -301,10 +301,10 @@ func fusedBytes(cfg *config.Config, machine machine.Machine, d *demand, batch in
 		return 0
 	}
 	m, most := &cfg.Model.Config, int64(0)
-	for h, w := range d.works {
+	for _, w := range d.works {
 		most = max(most, gpu.FusedWorkspace(gpu.FusedShape{
-			Batch: batch, SeqQ: w.queries, SeqK: w.keys, Heads: h.q, KVHeads: h.kv,
-			Dim: m.HeadDim, DimV: m.HeadDim, Calls: w.calls, Training: true,
+			Batch: batch, SeqQ: w.Queries, SeqK: w.Keys, Heads: w.Heads, KVHeads: w.KVHeads,
+			Dim: m.HeadDim, DimV: m.HeadDim, Calls: w.Calls, Training: true,
 			Packed:        cfg.Data.PackDocuments && backends.Packs(machine.Arch, machine.CUDNN),
 			Deterministic: cfg.Train.Deterministic && backends.KeepsMatrix(machine.Arch, machine.CUDNN),
 		}))
