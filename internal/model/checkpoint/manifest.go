@@ -70,6 +70,8 @@ type Manifest struct {
 	Files        []FileInfo  `json:"files"` // one for each shard
 	// SHA256 is the checksum of the manifest's text with zeros in place of these digits.
 	SHA256 string `json:"sha256,omitempty"`
+
+	pieces map[string][]piece // by tensor name, set by ParseManifest
 }
 
 // ParamInfo is the global shape of a parameter.
@@ -179,7 +181,8 @@ func ParseManifest(data []byte) (*Manifest, error) {
 			return nil, fmt.Errorf("%s: %w", manifestName, err)
 		}
 	}
-	if _, err := m.index(); err != nil {
+	var err error
+	if m.pieces, err = m.index(); err != nil {
 		return nil, fmt.Errorf("%s: %w", manifestName, err)
 	}
 	return m, nil

@@ -33,10 +33,9 @@ type Checkpoint struct {
 	Manifest *Manifest
 	Dir      string
 
-	pieces   map[string][]piece // by tensor name
-	root     store              // names in a manifest cannot lead out of it
-	manifest file               // holds the lock
-	shards   []shard            // like Manifest.Files
+	root     store   // names in a manifest cannot lead out of it
+	manifest file    // holds the lock
+	shards   []shard // like Manifest.Files
 }
 
 // A shard is a file of a checkpoint, opened on first read.
@@ -117,9 +116,6 @@ func (c *Checkpoint) open() error {
 	name, _, _ := strings.Cut(filepath.Base(c.Dir), ".old-")
 	if dirPattern.MatchString(name) && name != dirName(c.Manifest.Step) {
 		return fmt.Errorf("%s: its step is %d, not that of the directory's name", manifestName, c.Manifest.Step)
-	}
-	if c.pieces, err = c.Manifest.index(); err != nil {
-		return err
 	}
 	c.shards = make([]shard, len(c.Manifest.Files))
 	for _, f := range c.Manifest.Files {
@@ -235,7 +231,7 @@ func (c *Checkpoint) Read(ctx context.Context, param, field string, offset int64
 		return fmt.Errorf("%s: no field %q; it holds %q", c.Dir, field, c.Manifest.Fields)
 	}
 	name := tensorName(param, field)
-	pieces := c.pieces[name]
+	pieces := c.Manifest.pieces[name]
 	// The pieces are ordered without gaps: the first one that ends after offset holds it.
 	at := sort.Search(len(pieces), func(i int) bool { return pieces[i].offset+pieces[i].length > offset })
 	for len(dst) > 0 {
