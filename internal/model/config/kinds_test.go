@@ -17,6 +17,7 @@ func TestRecordsDecideHowDocumentsArePacked(t *testing.T) {
 		"chat.jsonl": `{"messages":[]}`, "sharegpt.jsonl": `{"conversations":[]}`,
 		"completion.jsonl": `{"prompt":"a","completion":"b"}`, "bad.jsonl": "{", "plain.txt": "a",
 		"set/state.json": "{}", "set/data-00000.arrow": "", "dict/dataset_dict.json": "{}", "dir/a.txt": "",
+		"more.jsonl.gz": "",
 	} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
@@ -44,6 +45,8 @@ func TestRecordsDecideHowDocumentsArePacked(t *testing.T) {
 		{"path: completion.jsonl", "true drop", true, true, ""},
 		{"path: completion.jsonl, pack_documents: false", "false drop", true, true, ""},
 		{"path: '{empty,chat}.jsonl'", "true drop", true, true, ""},
+		{"path: '{more.jsonl.gz,text.jsonl}'", "false split", false, false, ""},
+		{"path: '{plain.txt,text.jsonl}'", "", false, false, "data.path: the glob matches files of different kinds"},
 		{"path: bad.jsonl", "auto auto", false, false, ""},
 		{"path: [chat.jsonl, text.jsonl]", "true auto", true, true, ""},
 		{"path: text.jsonl, validation: {path: [{path: chat.jsonl, weight: 1}], every: 1}", "false auto", true, false, ""},

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -210,9 +209,6 @@ func (l *loader) globFault(given, abs, tried string) string {
 
 const dataWanted = "name files of tokens or text, such as corpus/*.bin"
 
-// records matches files of records, which may have input_ids.
-var records = regexp.MustCompile(`\.(jsonl(\.gz|\.zst)?|parquet|arrow)$`)
-
 func (l *loader) checkData() {
 	for _, path := range dataPaths {
 		for _, source := range l.filesOf(path) {
@@ -223,9 +219,8 @@ func (l *loader) checkData() {
 			if l.opts.NoFiles {
 				files = []string{source.Path}
 			}
-			tokens := l.areTokens(path, files)
-			text := !tokens && len(files) > 0 && !records.MatchString(files[0])
-			dataRules(l.cfg, l.faults, path, tokens, l.indexed(source.Path), text, l.fromRead)
+			kind := l.kindOf(path, files)
+			dataRules(l.cfg, l.faults, path, kind == "tokens", l.indexed(source.Path), kind == "text", l.fromRead)
 		}
 	}
 	recordRules(l.cfg, l.faults)
@@ -240,25 +235,23 @@ func (l *loader) indexed(pattern string) bool {
 	})
 }
 
-// areTokens reports whether files hold tokens, not text. As in internal/model/data the extension decides; an .idx
-// belongs to the .bin of that name (Megatron-LM).
-func (l *loader) areTokens(path string, files []string) bool {
+// kindOf returns the kind of files by data.FileKind; "" without files, and after a fault. An .idx belongs to the .bin
+// of that name (Megatron-LM).
+func (l *loader) kindOf(path string, files []string) (kind string) {
 	example := map[string]string{}
 	for _, f := range files {
-		kind := filepath.Ext(f)
-		if kind != ".bin" && kind != ".jsonl" && kind != ".idx" {
-			kind = "text"
-		}
-		example[kind] = f
+		example[data.FileKind(f)] = f
 	}
-	idx := example[".idx"]
-	if delete(example, ".idx"); idx != "" && len(example) == 0 {
+	idx := example[""]
+	if delete(example, ""); idx != "" && len(example) == 0 {
 		l.add(path, "%s is an index; name the .bin beside it", clipped(idx))
-		return true
 	}
 	if len(example) > 1 {
 		l.add(path, "the glob matches files of different kinds: %s; narrow it to one",
 			strings.Join(slices.Sorted(maps.Values(example)), ", "))
+		return ""
 	}
-	return example[".bin"] != ""
+	for kind = range example {
+	}
+	return kind
 }

@@ -137,7 +137,7 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 		}
 		read = at
 	}
-	switch kindOf(path) {
+	switch FileKind(path) {
 	case "parquet", "arrow":
 		err = split(&batch{file: file, first: 1, unit: "record"}, rows(f, path, size), give, func() {})
 	case "jsonl":

@@ -8,7 +8,7 @@ const masked = "masked"
 // Kind returns the kind of a file's records: their format, which is by the keys of the first unless it is given, or
 // masked. It is empty if there is no record.
 func Kind(path, format string) (kind string, err error) {
-	switch kind = kindOf(path); kind {
+	switch kind = FileKind(path); kind {
 	case "jsonl", "parquet", "arrow":
 	default:
 		return kind, nil

@@ -118,7 +118,7 @@ func find(pattern string) (paths []string, kind string, err error) {
 		if err != nil {
 			return nil, "", err
 		}
-		k := kindOf(m)
+		k := FileKind(m)
 		if st.IsDir() || k == "" {
 			continue
 		}
@@ -147,8 +147,9 @@ func find(pattern string) (paths []string, kind string, err error) {
 	return paths, kind, nil
 }
 
-// kindOf returns the kind by the extension; "" for a companion of another file.
-func kindOf(path string) string {
+// FileKind returns the kind of a file by its extension: tokens, jsonl, parquet, arrow or text; "" for a companion of
+// another file.
+func FileKind(path string) string {
 	name, compressed := unpacked(path)
 	switch ext := filepath.Ext(name); {
 	case ext == ".jsonl":
