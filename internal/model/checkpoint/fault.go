@@ -21,14 +21,11 @@ func (e *RankError) Unwrap() error { return e.Err }
 // RetryError marks a failed save after which every rank can save again. A second failure in a row is not marked, since
 // its cause persists.
 type RetryError struct {
-	Err error // includes the step
+	error // includes the step
 }
 
-// Error returns the text of the error.
-func (e *RetryError) Error() string { return e.Err.Error() }
-
 // Unwrap returns the error.
-func (e *RetryError) Unwrap() error { return e.Err }
+func (e *RetryError) Unwrap() error { return e.error }
 
 // faults lists the failures of a save, at most one for each rank.
 type faults []*RankError
