@@ -24,8 +24,8 @@ type defect struct {
 
 var defects = []defect{
 	{"leak across documents", "internal/run/train/attend.go",
-		"s.Layout, s.Mask.Docs, s.SeqQ, s.SeqKV = layout, docs, seqLen",
-		"s.Layout, s.Mask.Docs, s.SeqQ, s.SeqKV = layout, nil, seqLen",
+		"s.Layout, s.Mask.Docs, s.SeqQ, s.SeqKV = l.layout, l.docs, l.seqLen",
+		"s.Layout, s.Mask.Docs, s.SeqQ, s.SeqKV = l.layout, nil, l.seqLen",
 		"documents", "rows that its masks hide"},
 	{"window ignored", "internal/run/train/attend.go",
 		"	window := a.cfg.Window(layer)\n	if s, ok", "	window := -1\n	if s, ok",
