@@ -1,6 +1,7 @@
 """Counts the DRAM traffic of a causal backward pass by a model of the L2: blocks of 128 keys visit steps of 64 queries on
 132 SMs, and a step needs Q, dO (bf16) and dQ (float32, read and written) of a query head, which stay in the L2 until
-others displace them, the least recently used first. 36 MB give what ncu counts on H100 and H200 (docs/hopper.md).
+others displace them, the least recently used first. 36 MB give 6.3 GB at 16,384 tokens, where ncu counts 5.8 on H100 and
+5.4 on H200, of another order that gains nothing (docs/hopper.md).
 
     python3 scripts/experiments/l2.py [--tokens 8192 16384 32768] [--megabytes 36]
 
