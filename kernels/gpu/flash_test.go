@@ -309,6 +309,26 @@ func TestLongSequencesRepeat(t *testing.T) {
 	}
 }
 
+// TestSweeps checks a backward pass whose blocks of keys fill a Hopper GPU at once, so that they go down and up the
+// queries, against the deterministic kernel.
+func TestSweeps(t *testing.T) {
+	r := newCUDARig(t)
+	f := r.masked(16_384, -1, usualDims)
+	got, want := r.attend(r.newFlash(false), tensor.BF16, f), r.attend(r.newFlash(true), tensor.BF16, f)
+	for name, x := range map[string][2][]float32{
+		"dq": {got.dq, want.dq}, "dk": {got.dk, want.dk}, "dv": {got.dv, want.dv},
+	} {
+		var off, size float64
+		for i, w := range x[1] {
+			off += math.Pow(float64(x[0][i]-w), 2)
+			size += float64(w) * float64(w)
+		}
+		if ratio := math.Sqrt(off / size); !(ratio < 0.01) {
+			t.Errorf("%s is off by %g of its size", name, ratio)
+		}
+	}
+}
+
 // usualDims lists the head dims of most models.
 var usualDims = [2]int{128, 128}
 

@@ -154,10 +154,16 @@ func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Ra
 	if blocks == 0 {
 		return l
 	}
-	if l.Lists.Order = longestFirst(steps, false); l.Lists.Order != nil {
-		l.Lists.Order = l.Lists.Order[:blocks]
+	if o := f.sweeps(s, sms.Taken); o.fold > 0 {
+		blocks = o.blocks
+		p.Start, p.Fold, p.Beside = int32(o.start), int32(o.fold), int32(o.beside)
+	} else {
+		if l.Lists.Order = longestFirst(steps, false); l.Lists.Order != nil {
+			l.Lists.Order = l.Lists.Order[:blocks]
+		}
+		p.Together = int32(shortLast(steps, heads, sms.Taken, f.stepsBeside(l.Maps[0].Rows)))
 	}
-	p.Blocks, p.Together = int32(blocks), int32(shortLast(steps, heads, sms.Taken, f.stepsBeside(l.Maps[0].Rows)))
+	p.Blocks = int32(blocks)
 	l.Grid[0] = blocks * heads
 	l.share(sms)
 	return l

@@ -164,6 +164,8 @@ func TestFreeTurnsOnHost(t *testing.T) {
 		{1, 1, 2, false, true, true, []partition.Tile{{Q: span(0, 100), K: span(0, 100), Band: causal},
 			{Q: span(100, 300), K: span(260, 300), Band: partition.Full()}}},
 		{8, 3, 3, true, true, true, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: partition.Full()}}},
+		{2, 0, 3, true, false, true, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: causal}}},
+		{2, 2, 3, true, true, true, []partition.Tile{{Q: span(128, 300), K: span(0, 300), Band: causal}}},
 	} {
 		if testing.Short() && !c.short {
 			continue
@@ -214,6 +216,32 @@ func TestHopperOrders(t *testing.T) {
 				t.Fatalf("%v: %v", steps, order)
 			}
 			seen[b] = true
+		}
+	}
+}
+
+// TestHopperSweeps lists the calls whose blocks fold, of 8 KV heads on 132 SMs.
+func TestHopperSweeps(t *testing.T) {
+	s, _ := source.HopperShapeFor(128, 128)
+	for _, c := range []struct {
+		first, queries int // of the keys; the keys of the other queries come before
+		beside         int
+	}{
+		{0, 4096, 8}, {0, 8192, 4}, {0, 16384, 2}, {0, 32768, 1},
+		{0, 65536, 0},    // half of a head's blocks do not run at once
+		{0, 10240, 0},    // three heads beside one another leave two
+		{0, 12288, 0},    // 96 of 132 SMs
+		{8192, 16384, 0}, // the blocks of earlier keys see all queries
+	} {
+		like := func(rows, heads int) View { return tensor.New(tensor.BF16, 1, rows, heads, 128) }
+		keys := partition.Range{Hi: c.first + c.queries}
+		f := Flash{
+			Tiles: []partition.Tile{{Q: partition.Range{Lo: c.first, Hi: keys.Hi}, K: keys,
+				Band: partition.Band{Lo: -partition.Unbounded}}},
+			Tensors: Tensors{Q: like(keys.Hi, 32), K: like(keys.Hi, 8)},
+		}
+		if o := f.sweeps(s, 132); o.beside != c.beside {
+			t.Errorf("keys from %d, %d queries: %d heads beside one another, want %d", c.first, c.queries, o.beside, c.beside)
 		}
 	}
 }

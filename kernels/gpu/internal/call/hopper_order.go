@@ -72,6 +72,17 @@ func (f *Flash) orderOf(s source.HopperShape, sms int) order {
 	return o
 }
 
+// sweeps returns the order with fold for a plain backward pass. Its fold is 0 if longest first is faster: a key sees as
+// many queries as the key before, or the pairs of all blocks of some heads do not nearly fill the SMs.
+func (f *Flash) sweeps(s source.HopperShape, sms int) order {
+	o, t := f.orderOf(s, sms), ownTiles(f.Tiles, true)[0]
+	if o.fold == 0 || t.OwnLo+t.Lo < t.OtherLo || 2*o.fold < o.blocks ||
+		f.K.Len(tensor.Heads)%o.beside != 0 || 20*o.fold*o.beside < 19*sms {
+		return order{}
+	}
+	return o
+}
+
 // shrinks reports whether the first key of a tile sees its last query, and the last key sees fewer than half as many
 // queries as the first.
 func shrinks(t source.FlashTile) bool {

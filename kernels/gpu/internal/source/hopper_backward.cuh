@@ -18,8 +18,9 @@ struct HopperBackward {
   TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
   unsigned* progress; // ORDERED: of each block of keys and consumer, by batch and head of q; initially 0. See Progress
   const int* order;            // not ORDERED: the blocks of keys, most queries first; NULL: ascending
-  // The first block of keys, and their number. ORDERED: each sees some query, banded if there is only one tile, and
-  // fold and beside set the order. Otherwise, the last `together` blocks run after the others of all heads. See turn.
+  // The first block of keys, and their number. ORDERED: each sees some query, banded if there is only one tile. fold
+  // and beside set the order, if not 0; otherwise, not ORDERED, the last `together` blocks run after the others of all
+  // heads. See turn.
   int start, blocks, banded, fold, beside, together;
   int fresh_lo, fresh_hi; // keys whose dK and dV are not initialised
   const unsigned* needs;  // see pass_gates of hopper_gates.cuh
@@ -101,29 +102,30 @@ constexpr bool FROM_LSE = (ORDERED || EARLY_DV) && !CAP;
 
 // A Turn is the current or next item of a block of the grid: a block of keys, counted from HopperBackward.start, of a
 // KV head. ORDERED: also the previous block of keys that adds to dQ, -1 for none. behind means that the previous one
-// may skip rows to which earlier ones add: the block waits for it in all rows.
-struct Turn { int keys, kv_head, before; bool behind; };
+// may skip rows to which earlier ones add: the block waits for it in all rows. up: it visits the first queries first.
+struct Turn { int keys, kv_head, before; bool behind, up; };
 
 // free_turn returns the turn of an item, not ORDERED. Blocks of a head run concurrently, since they read the same
 // queries, longest first. The shortest of all heads come last, so that the SMs finish at the same time.
 __device__ __forceinline__ Turn free_turn(const HopperBackward& b, unsigned item) {
   const int heads = b.p.kv_heads, apart = b.blocks - b.together, rest = (int)item - apart * heads;
   const int at = rest < 0 ? item % apart : apart + rest / heads, head = rest < 0 ? item / apart : rest % heads;
-  return {b.order ? b.order[at] : at, head, -1, false};
+  return {b.order ? b.order[at] : at, head, -1, false, false};
 }
 
-// ordered_turn returns the turn of an item, ORDERED. The previous turn is an earlier item. Blocks take items in order,
-// so no block waits for an item that no block has taken.
+// ordered_turn returns the turn of an item, ORDERED or with fold. The previous turn is an earlier item. Blocks take
+// items in order, so no block waits for an item that no block has taken.
 //
 // Blocks of keys run from the first to the last, head by head. If the first blocks see many more queries than the last,
 // that is slow, since the last wait for the first in every head. Then fold blocks run from the shortest to the longest,
 // and fold more from the longest to the shortest, which start as the first of those end, and so on. beside heads
-// run concurrently, as many as fill the GPU.
+// run concurrently, as many as fill the GPU. Not ORDERED, the longer half goes down the queries and the shorter one up,
+// so that concurrent blocks are at two places of the queries, which stay in the L2.
 __device__ __forceinline__ Turn ordered_turn(const HopperBackward& b, unsigned item) {
   int number = item;
   if (!b.fold) {
     const int keys = number % b.blocks;
-    return {keys, number / b.blocks, keys - 1, !b.banded};
+    return {keys, number / b.blocks, keys - 1, !b.banded, false};
   }
   const int heads = b.p.kv_heads, first = number / (2 * b.fold * heads) * 2 * b.fold;
   number -= first * heads;
@@ -133,19 +135,23 @@ __device__ __forceinline__ Turn ordered_turn(const HopperBackward& b, unsigned i
   const bool growing = number < half * beside;
   const int at = number / beside - (growing ? 0 : half), kv_head = head + number % beside;
   if (growing) {
-    return {first + half - 1 - at, kv_head, at ? first + half - at : first - 1, first > 0};
+    return {first + half - 1 - at, kv_head, at ? first + half - at : first - 1, first > 0, false};
   }
-  return {first + half + at, kv_head, at ? first + half + at - 1 : first, false};
+  return {first + half + at, kv_head, at ? first + half + at - 1 : first, false, !ORDERED};
 }
 
 __device__ __forceinline__ Turn turn(const HopperBackward& b, unsigned item) {
-  return ORDERED ? ordered_turn(b, item) : free_turn(b, item);
+  return ORDERED || b.fold ? ordered_turn(b, item) : free_turn(b, item);
 }
 
 // keep_turn stores the block's Turn, its first key and, ORDERED, the rows at which it waits for the previous block: if
 // tiles are banded, the rows to which that block adds; for a block that is behind, all rows.
 __device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base, unsigned item) {
   const Turn t = turn(b, item);
+  if (!ORDERED) {
+    store_shared(base + Shared::TURN, t.keys, t.kv_head, t.up, (b.start + t.keys) * BN);
+    return;
+  }
   int first = 0, end = b.p.seq_q;
   if (!t.behind && t.before >= 0) {
     KeyWalk walk(b.p, (b.start + t.before) * BN);
@@ -154,9 +160,7 @@ __device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base
     first = walk.begin;
   }
   store_shared(base + Shared::TURN, t.keys, t.kv_head, t.before, (b.start + t.keys) * BN);
-  if (ORDERED) {
-    store_shared(base + Shared::TURN + 16, first, end, t.behind, 0);
-  }
+  store_shared(base + Shared::TURN + 16, first, end, t.behind, 0);
 }
 
 // own_keys returns the block's first key, and own_kv_head its head. keep_turn and a barrier of
@@ -187,37 +191,48 @@ constexpr int MASKED = 2; // some key does not see some query
 constexpr int DIRTY = 4;  // the tensor has rows after end, which may be NaN
 
 // Heads is the walk of a block over all heads of the group, down the queries of each. Under a causal mask, concurrent
-// blocks then reach the same queries at the same time. ORDERED, blocks of several KV heads run at once, each a step
-// behind another, so the walk goes down the queries once, over all heads at each: fewer rows are in use at a time, and
-// they stay in the L2.
+// blocks then reach the same queries at the same time. ORDERED or with fold, blocks of several KV heads run at once, so
+// the walk goes over the queries once, over all heads at each: fewer rows are in use at once, and stay in the L2.
 struct Heads {
   KeyWalk walk;
   int head;
 
+  static __device__ __forceinline__ bool beside(const HopperBackward& b) { return ORDERED || b.fold; }
+
   __device__ __forceinline__ Heads(const HopperBackward& b, unsigned base)
-      : walk(b.p, own_keys(base)), head((own_kv_head(base) + ORDERED) * (b.p.heads / b.p.kv_heads) - ORDERED) {
+      : walk(b.p, own_keys(base)), head((own_kv_head(base) + beside(b)) * (b.p.heads / b.p.kv_heads) - beside(b)) {
     walk.restart_down();
   }
 
-  __device__ __forceinline__ bool next(unsigned base) {
-    if (!ORDERED && walk.previous()) {
-      return true;
-    }
+  // over advances to the next head, and reports whether all heads of the group had a step.
+  __device__ __forceinline__ bool over(unsigned base) {
     unsigned next_kv_head = own_kv_head(base) + 1;
     hide_value(next_kv_head); // keeps the compiler from holding the product in a register
-    const bool over = ++head * walk.p.kv_heads == next_kv_head * walk.p.heads; // all heads of the group had a step
-    if (ORDERED) {
-      if (!over) {
+    return ++head * walk.p.kv_heads == next_kv_head * walk.p.heads;
+  }
+
+  __device__ __forceinline__ bool next(const HopperBackward& b, unsigned base) {
+    const bool up = !ORDERED && __float_as_int(load_shared(base + Shared::TURN + 8));
+    if (beside(b)) {
+      if (!over(base)) {
         return true;
       }
       head -= walk.p.heads / walk.p.kv_heads;
-    } else {
-      if (over) {
+      if (up && walk.index < walk.end_tile) { // not the first step; there is one tile
+        walk.other += BM;
+        return walk.other < walk.end;
+      }
+    }
+    while (!walk.previous()) {
+      if (beside(b) || over(base)) {
         return false;
       }
       walk.restart_down();
     }
-    return walk.previous();
+    if (up) {
+      walk.other = walk.begin;
+    }
+    return true;
   }
 
   // tell stores the Step.
@@ -243,15 +258,15 @@ __device__ __forceinline__ void copy_panels(unsigned dst, const TensorMap& map, 
 // produce does the work of the loading thread.
 __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) {
   Heads at(b, base);
-  bool more = at.next(base);
-  if (more) {
-    const int kv_head = own_kv_head(base), own = own_keys(base);
-    const unsigned full = base + Shared::KEYS_FULL;
-    barrier_expect(full, Keys::BYTES + Values::BYTES);
-    copy_panels<Keys>(base + Shared::K, b.k, full, own, kv_head);
-    copy_panels<Values>(base + Shared::V, b.v, full, own, kv_head);
-  }
   for (unsigned step = 0;; step++) {
+    const bool more = at.next(b, base); // the only call, for less code
+    if (more && step == 0) {
+      const int kv_head = own_kv_head(base), own = own_keys(base);
+      const unsigned full = base + Shared::KEYS_FULL;
+      barrier_expect(full, Keys::BYTES + Values::BYTES);
+      copy_panels<Keys>(base + Shared::K, b.k, full, own, kv_head);
+      copy_panels<Values>(base + Shared::V, b.v, full, own, kv_head);
+    }
     const unsigned stage = step % STAGES, full = base + Shared::FULL + 8 * stage;
     barrier_wait(base + Shared::EMPTY + 8 * stage, ~(step / STAGES) & 1);
     if (more) {
@@ -272,7 +287,6 @@ __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) 
       barrier_expect(base + Shared::DO_FULL, Douts::BYTES);
       copy_panels<Douts>(douts(base, 0), b.dout, base + Shared::DO_FULL, at.walk.other, at.head);
     }
-    more = at.next(base);
   }
 }
 
@@ -281,8 +295,10 @@ __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) 
 __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned base) {
   const FlashParams& p = b.p;
   Heads at(b, base);
-  bool more = at.next(base);
   for (unsigned step = 0;; step++) {
+    const int head = at.head;
+    const bool more = at.next(b, base);
+    at.head = ORDERED || more ? at.head : head; // a valid head
     unsigned lane = threadIdx.x % 32, batch = blockIdx.z;
     hide_value(batch); // keeps the compiler from computing addresses before the steps, for which there are no registers
     constexpr int COUNT = (BM + 31) / 32;
@@ -311,9 +327,6 @@ __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned ba
     if (!more) {
       return;
     }
-    const int head = at.head;
-    more = at.next(base);
-    at.head = ORDERED || more ? at.head : head; // a valid head
   }
 }
 
