@@ -1,12 +1,12 @@
 """Counts the DRAM traffic of a causal backward pass by a model of the L2: blocks of 128 keys visit steps of 64 queries on
 132 SMs, and a step needs Q, dO (bf16) and dQ (float32, read and written) of a query head, which stay in the L2 until
-others displace them, the least recently used first. 36 MB give 6.3 GB at 16,384 tokens, where ncu counts 5.8 on H100 and
-5.4 on H200, of another order that gains nothing (docs/hopper.md).
+others displace them, the least recently used first. 36 MB give 6.3 and 1.3 GB at 16,384 tokens, where ncu counts 5.8
+and 1.7 on H100 (docs/hopper.md).
 
     python3 scripts/experiments/l2.py [--tokens 8192 16384 32768] [--megabytes 36]
 
-down: today's order, the longest blocks of a KV head first, each down the queries of one head after another; the shortest
-      blocks of all heads last.
+down: the order of longer calls, the longest blocks of a KV head first, each down the queries of one head after
+      another; the shortest blocks of all heads last.
 both: the longer half of a head's blocks goes down the queries, all heads at each step; then the shorter half goes up,
       each block after the one with which it fills a sweep.
 """
