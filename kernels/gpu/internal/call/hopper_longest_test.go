@@ -229,9 +229,9 @@ func TestHopperSweeps(t *testing.T) {
 	}{
 		{0, 4096, 8}, {0, 8192, 4}, {0, 16384, 2}, {0, 32768, 1},
 		{0, 65536, 0},    // half of a head's blocks do not run at once
-		{0, 10240, 0},    // three heads beside one another leave two
-		{0, 12288, 0},    // 96 of 132 SMs
-		{8192, 16384, 0}, // the blocks of earlier keys see all queries
+		{0, 11264, 0},    // three heads beside one another leave two
+		{0, 14336, 0},    // 112 of 132 SMs
+		{4096, 12288, 0}, // the blocks of earlier keys see all queries
 	} {
 		like := func(rows, heads int) View { return tensor.New(tensor.BF16, 1, rows, heads, 128) }
 		keys := partition.Range{Hi: c.first + c.queries}
