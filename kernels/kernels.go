@@ -1,6 +1,8 @@
 // Package kernels defines types that the kernels of all devices share. The kernels are in kernels/cpu and kernels/gpu.
 package kernels
 
+import "math/rand/v2"
+
 // AdamStep holds the parameters of one step of AdamW (arXiv:1711.05101), as in torch.optim.AdamW and clip_grad_norm_.
 type AdamStep struct {
 	LR, Beta1, Beta2, Eps, Decay float64
@@ -30,6 +32,25 @@ func (d Dropout) Random(token int32, column int) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return (x ^ x>>31) >> 32
+}
+
+// Normals are random numbers of a normal distribution around 0, in blocks of NormalBlock. Each block has a generator of
+// its own, so that any part can be drawn alone.
+type Normals struct {
+	Seed, Stream uint64
+	Std          float64 // standard deviation
+}
+
+const (
+	// NormalBlock is the number of elements of a generator.
+	NormalBlock = 1 << 16
+	// NormalStep separates the generators of neighbouring blocks: the golden ratio's odd number.
+	NormalStep = 0x9e3779b97f4a7c15
+)
+
+// Block returns the generator of a block. Its NormFloat64, times Std, are the block's elements.
+func (n Normals) Block(number uint64) *rand.Rand {
+	return rand.New(rand.NewPCG(n.Seed, n.Stream+number*NormalStep))
 }
 
 // Activation is the function of the gate in an MLP, as config.json of Hugging Face names it.

@@ -3,9 +3,9 @@ package model
 import (
 	"cmp"
 	"math"
-	"math/rand/v2"
 
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -81,7 +81,12 @@ func (p Param) View(flat View) View {
 }
 
 // InitBlock is the number of elements initialised by one generator.
-const InitBlock = 1 << 16
+const InitBlock = kernels.NormalBlock
+
+// Normals returns the first values of a matrix. Of adapters, only the generators are used.
+func (p Param) Normals(seed int64) kernels.Normals {
+	return kernels.Normals{Seed: uint64(seed), Stream: nameHash(p.Name), Std: p.Std}
+}
 
 // Init writes a parameter's first values from element lo to dst: normal(0, Std) for a matrix, Mean for a vector, and of
 // adapters uniform for A, 0 for B. lo must be a multiple of InitBlock. Values depend on seed, name and place alone, so
@@ -96,11 +101,9 @@ func (p Param) Init(dst []float32, lo, seed int64) {
 	if lo%InitBlock != 0 {
 		panic("model: first values from the middle of a block")
 	}
-	h := nameHash(p.Name)
+	numbers := p.Normals(seed)
 	for block := uint64(lo) / InitBlock; len(dst) > 0; block++ {
-		// The golden ratio's odd number separates the seeds of neighbouring blocks.
-		r := rand.New(rand.NewPCG(uint64(seed), h+block*0x9e3779b97f4a7c15))
-		n := min(len(dst), InitBlock)
+		r, n := numbers.Block(block), min(len(dst), InitBlock)
 		for i := range dst[:n] {
 			if p.Bound > 0 {
 				dst[i] = float32((2*r.Float64() - 1) * p.Bound)

@@ -16,6 +16,7 @@ import (
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/optim"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/tensor"
 )
@@ -47,6 +48,9 @@ type Device struct {
 	Machine machine.Machine
 	// PeakTFLOPs is the peak for MFU; 0: unknown.
 	PeakTFLOPs float64
+	// Draw sets v, a dense view of the device, to elements lo, lo+1, ... of n; nil: the host draws. They are those of the
+	// host, except for the last bit of the rarest.
+	Draw func(v View, lo int64, n kernels.Normals)
 	// NewStream creates another stream, which Close closes; its name is its lane in traces. Events order it with Stream
 	// and with others of the device.
 	NewStream func(name string) (tensor.Stream, error)

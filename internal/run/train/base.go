@@ -16,6 +16,7 @@ import (
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels"
 )
 
 // Initial reads the values of parameters before the first step: from the directories of model.from and lora.from, or
@@ -62,11 +63,7 @@ func (s *Initial) Close() error {
 // Read sets dst to the elements of a parameter from offset. Of random ones it generates whole blocks, even for a part.
 // Several goroutines may call it.
 func (s *Initial) Read(p model.Param, offset int64, dst []float32) error {
-	from := s.base
-	if _, _, adapts := hf.Adapted(p.Name); adapts {
-		from = s.adapter
-	}
-	if from != nil {
+	if from := s.files(p); from != nil {
 		return from.Read(p.Tensor, dst, offset)
 	}
 	for len(dst) > 0 {
@@ -83,6 +80,19 @@ func (s *Initial) Read(p model.Param, offset int64, dst []float32) error {
 		dst, offset = dst[n:], offset+n
 	}
 	return nil
+}
+
+// drawn returns the random numbers of a parameter that has no file, if they have a normal distribution.
+func (s *Initial) drawn(p model.Param) (kernels.Normals, bool) {
+	return p.Normals(s.cfg.Train.Seed), p.Std > 0 && s.files(p) == nil
+}
+
+// files returns the files of a parameter's first values; nil: random.
+func (s *Initial) files(p model.Param) *hf.Weights {
+	if _, _, adapts := hf.Adapted(p.Name); adapts {
+		return s.adapter
+	}
+	return s.base
 }
 
 // baseState names the record of the frozen weights in the extra state of a checkpoint.
@@ -190,7 +200,7 @@ func addProduct(dst []float32, off int, a, b []float32, l *hf.LoRA) {
 }
 
 // fillBase sets this rank's shard of the frozen weights.
-func (t *Trainer) fillBase(ctx context.Context, from source32) error {
+func (t *Trainer) fillBase(ctx context.Context, from source32, drawn drawn) error {
 	base := t.share.Base
 	if base == nil {
 		return nil
@@ -201,7 +211,7 @@ func (t *Trainer) fillBase(ctx context.Context, from source32) error {
 			if !base.Sharded() {
 				v, held = t.divide(b, v, held)
 			}
-			if err := t.fillBucket(ctx, base.Flat.Params, v, held, from); err != nil {
+			if err := t.fillBucket(ctx, base.Flat.Params, v, held, from, drawn); err != nil {
 				return err
 			}
 		}

@@ -3,6 +3,8 @@ package train
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -11,21 +13,24 @@ import (
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
-// Ranks of a host read each first weight once, though every rank holds all; ranks of several hosts read all of them.
+// Ranks of a host set each first weight once, though every rank holds all; ranks of several hosts set all of them. The
+// device draws the matrices, if it can.
 func TestRanksSetWeightsTogether(t *testing.T) {
 	const ranks = 3
 	for _, hosts := range []int{1, 2} {
-		for _, compute := range []string{"fp32", "bf16"} {
+		for _, kind := range []string{"fp32", "bf16", "fp32, drawn", "bf16, drawn"} {
+			compute, draws := strings.CutSuffix(kind, ", drawn")
 			cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu",
 				Set: append([]string{"data.seq_len=91", "lora.r=4", "memory.shard=none", "precision.compute=" + compute},
 					small...)})
 			if err != nil {
 				t.Fatal(err)
 			}
-			var elements, reads atomic.Int64
+			var elements, matrices, reads, drew atomic.Int64
 			source := func(p model.Param, offset int64, dst []float32) error {
 				reads.Add(int64(len(dst)))
 				for i := range dst {
@@ -35,12 +40,32 @@ func TestRanksSetWeightsTogether(t *testing.T) {
 			}
 			onRanks(t, ranks, cfg, state.Room{}, func(d *device.Device) { d.Machine.Hosts = hosts },
 				func(tr *Trainer, _ *counted) error {
-					if tr.mesh.world.Rank() == 0 {
-						elements.Add(model.Count(tr.share.Flat.Params) + model.Count(tr.share.Base.Flat.Params))
+					for _, p := range slices.Concat(tr.share.Flat.Params, tr.share.Base.Flat.Params) {
+						if n := int64(p.Size()); tr.mesh.world.Rank() == 0 && draws && p.Std > 0 {
+							matrices.Add(n)
+						} else if tr.mesh.world.Rank() == 0 {
+							elements.Add(n)
+						}
 					}
-					err := tr.fill(t.Context(), tr.share.Masters, source)
+					if draws {
+						tr.dev.Draw = func(v View, lo int64, n kernels.Normals) {
+							drew.Add(int64(v.Size()))
+							for i := range v.Size() {
+								x := first(model.Param{Offset: int64(n.Stream)}, lo+int64(i))
+								if v.DType() == tensor.F32 {
+									tensor.Data[float32](v)[i] = x
+								} else {
+									tensor.Data[uint16](v)[i] = half.ToBF16(x)
+								}
+							}
+						}
+					}
+					drawn := func(p model.Param) (kernels.Normals, bool) {
+						return kernels.Normals{Stream: uint64(p.Offset)}, p.Std > 0
+					}
+					err := tr.fill(t.Context(), tr.share.Masters, source, drawn)
 					if err == nil {
-						err = tr.fillBase(t.Context(), source)
+						err = tr.fillBase(t.Context(), source, drawn)
 					}
 					if err == nil {
 						err = tr.gather()
@@ -53,12 +78,15 @@ func TestRanksSetWeightsTogether(t *testing.T) {
 					}
 					return wholly(tr)
 				})
-			want := elements.Load()
+			times := int64(1)
 			if hosts > 1 {
-				want *= ranks
+				times = ranks
 			}
-			if got := reads.Load(); got != want {
-				t.Errorf("%d hosts, %s: %d elements were read, want %d", hosts, compute, got, want)
+			if got, want := reads.Load(), times*elements.Load(); got != want {
+				t.Errorf("%d hosts, %s: %d elements were read, want %d", hosts, kind, got, want)
+			}
+			if got, want := drew.Load(), times*matrices.Load(); got != want || draws != (want > 0) {
+				t.Errorf("%d hosts, %s: %d elements were drawn, want %d", hosts, kind, got, want)
 			}
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -35,7 +36,7 @@ func (t *Trainer) loadState(ctx context.Context, o *Options) error {
 		identify.Go(func() (err error) { t.base, err = from.identify(ctx); return err })
 	}
 	frozen := o.timed("frozen weights")
-	err = t.fillBase(ctx, from.Read)
+	err = t.fillBase(ctx, from.Read, from.drawn)
 	frozen()
 	if err = cmp.Or(err, identify.Wait()); err != nil {
 		return err
@@ -43,20 +44,20 @@ func (t *Trainer) loadState(ctx context.Context, o *Options) error {
 	if t.from != "" {
 		return t.restore(ctx, t.from)
 	}
-	return t.fill(ctx, t.share.Masters, from.Read)
+	return t.fill(ctx, t.share.Masters, from.Read, from.drawn)
 }
 
 // A source32 sets dst to the elements of a parameter from offset. Several goroutines call it.
 type source32 func(p model.Param, offset int64, dst []float32) error
 
-// fill sets this rank's shard of a flat buffer.
-func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
+// fill sets this rank's shard of a flat buffer. drawn reports which parameters are random numbers; nil: none.
+func (t *Trainer) fill(ctx context.Context, v View, from source32, drawn drawn) error {
 	for b := range t.share.Flat.Buckets {
 		part, held := t.share.Held(v, b), t.share.HeldRange(b)
 		if !t.share.Sharded() && !t.share.OnHost {
 			part, held = t.divide(b, part, held)
 		}
-		if err := t.fillBucket(ctx, t.share.Flat.Params, part, held, from); err != nil {
+		if err := t.fillBucket(ctx, t.share.Flat.Params, part, held, from, drawn); err != nil {
 			return err
 		}
 	}
@@ -96,8 +97,35 @@ func (t *Trainer) gather() error {
 	return nil
 }
 
-// fillBucket sets v to a range of the flat space, with zeros between parameters.
-func (t *Trainer) fillBucket(ctx context.Context, params []model.Param, v View, held model.Bucket,
+// A drawn reports whether the first values of a parameter are random numbers, and which.
+type drawn func(p model.Param) (kernels.Normals, bool)
+
+// fillBucket sets v to a range of the flat space, with zeros between parameters. The device draws what it can.
+func (t *Trainer) fillBucket(ctx context.Context, params []model.Param, v View, held model.Bucket, from source32,
+	drawn drawn) error {
+	lo := held.Lo // of what is not set yet
+	rest := func(hi int64) error {
+		return t.fillRange(ctx, params, state.Part(v, int(lo-held.Lo), int(hi-held.Lo)), model.Bucket{Lo: lo, Hi: hi}, from)
+	}
+	if drawn != nil && t.dev.Draw != nil && !t.stage.direct {
+		for _, p := range params {
+			first, last := max(p.Offset, held.Lo), min(p.Offset+int64(p.Size()), held.Hi)
+			numbers, ok := drawn(p)
+			if !ok || first >= last {
+				continue
+			}
+			if err := rest(first); err != nil {
+				return err
+			}
+			t.dev.Draw(state.Part(v, int(first-held.Lo), int(last-held.Lo)), first-p.Offset, numbers)
+			lo = last
+		}
+	}
+	return rest(held.Hi)
+}
+
+// fillRange does it from the host.
+func (t *Trainer) fillRange(ctx context.Context, params []model.Param, v View, held model.Bucket,
 	from source32) error {
 	return t.stage.write(ctx, v, func(lo int, data []float32) error {
 		from64, to := held.Lo+int64(lo), held.Lo+int64(lo+len(data))
@@ -147,7 +175,7 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 			reading.Lock()
 			defer reading.Unlock()
 			return c.Read(ctx, p.Name, f.name, offset, dst)
-		})
+		}, nil)
 		if err != nil {
 			return err
 		}

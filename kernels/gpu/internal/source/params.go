@@ -196,6 +196,19 @@ type AdamStep struct {
 	Keep, Rate, Root, New1, Old2, New2, Eps, Unscale float32
 }
 
+// Strips is struct Strips of ops_draw.cu, the tables of the ziggurat: of strip i, the part of its width that lies below
+// the curve, its width, each in units of 2^-31, and the density at its edge.
+type Strips struct {
+	K    [128]uint32
+	W, F [128]float32
+}
+
+// Normals is struct Normals of ops_draw.cu: a sequence of numbers, and the first element to draw, and their number.
+type Normals struct {
+	Seed, Stream, Step, Lo, N int64
+	Std                       float64
+}
+
 // Rope is struct Rope of ops_rope.cu: the pairs of a head, those that rotate, and the lanes of a head.
 type Rope struct {
 	Tokens, Heads, Half, Turned, Lanes int32

@@ -35,6 +35,8 @@ var params = []struct {
 	{"fused.cu", "Lse", FusedLSE{}},
 	{"gemm_simple.cu", "Matrix<float>", Matrix{}},
 	{"ops_copy.cu", "Layout", Layout{}},
+	{"ops_draw.cu", "Strips", Strips{}},
+	{"ops_draw.cu", "Normals", Normals{}},
 	{"ops_embed.cu", "Keys", Keys{}},
 	{"ops_optim.cu", "Step", AdamStep{}},
 	{"ops_rope.cu", "Rope", Rope{}},
