@@ -41,12 +41,12 @@ func (o order) turn(number, heads int) turnOf {
 	return turnOf{first + at, head, first + at - 1, false}
 }
 
-// An adder is a block of keys that adds to dQ like the kernel: down its visible rows, in all query heads at each, after
-// another block.
+// An adder is a block of keys that adds to dQ like the kernel: down its visible rows, after another block.
 type adder struct {
 	turnOf
-	rows [2]int // first row, and the row after the last
-	at   int    // number of additions so far
+	rows   [2]int // first row, and the row after the last
+	at     int    // number of additions so far
+	beside bool   // in all query heads at each row; else in one head after another
 }
 
 // A place is a row of a query head, to which blocks of a KV head add.
@@ -56,11 +56,12 @@ type place struct{ head, query, row int }
 // have added to each place, or nil after a deadlock.
 func (o order) run(rng *rand.Rand, heads, queries, atOnce, rows int, sees func(keys int) [2]int) map[place][]int {
 	added, progress := map[place][]int{}, map[[3]int]int{} // progress of a head, block of keys, and query head
+	beside := rng.IntN(2) == 0
 	var running []*adder
 	for next := 0; ; {
 		for ; next < o.blocks*heads && len(running) < atOnce; next++ {
 			t := o.turn(next, heads)
-			running = append(running, &adder{turnOf: t, rows: sees(t.keys)})
+			running = append(running, &adder{turnOf: t, rows: sees(t.keys), beside: beside})
 		}
 		if len(running) == 0 {
 			return added
@@ -106,7 +107,10 @@ func (a *adder) next(queries int) (query, row int, over bool) {
 	if a.at >= n*queries {
 		return 0, 0, true
 	}
-	return a.at % queries, a.rows[1] - 1 - a.at/queries, false
+	if a.beside {
+		return a.at % queries, a.rows[1] - 1 - a.at/queries, false
+	}
+	return a.at / n, a.rows[1] - 1 - a.at%n, false
 }
 
 // TestTurns checks that blocks of keys add to every row in one order, for any speeds and any number of concurrent

@@ -90,22 +90,31 @@ template <int PENDING> __device__ __forceinline__ void adds_wait() {
 // adds_finish waits until all are in global memory.
 __device__ __forceinline__ void adds_finish() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// raise sets a number in global memory, by which a block publishes its progress. After wait_raised returns the
-// number, another thread sees all earlier writes of this thread, its finished adds included.
+// raise sets a number in global memory, by which a block publishes its progress. After raised or wait_raised returns
+// the number, another thread sees all earlier writes of this thread, its finished adds included.
 __device__ __forceinline__ void raise(unsigned* at, unsigned to) {
   asm volatile("fence.proxy.async.global;\nst.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(to) : "memory");
+}
+__device__ __forceinline__ unsigned poll(const unsigned* at) {
+  unsigned now; // an acquire would empty the L1 each time
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(at) : "memory");
+  return now;
+}
+__device__ __forceinline__ void acquire() { // TMA may act next
+  asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory");
+}
+__device__ __forceinline__ unsigned raised(const unsigned* at) {
+  const unsigned now = poll(at);
+  acquire();
+  return now;
 }
 // wait_raised gives up after the given number of polls, unless polls is 0, and then returns less than to. A poll
 // takes 0.5 to 1 us.
 __device__ __forceinline__ unsigned wait_raised(const unsigned* at, unsigned to, unsigned polls) {
   for (;;) {
-    unsigned now;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-        : "=r"(now)
-        : "l"(at)
-        : "memory"); // an acquire would empty the L1 in each round
+    const unsigned now = poll(at);
     if (now >= to) {
-      asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); // TMA may act next
+      acquire();
       return now;
     }
     if (polls && --polls == 0) {

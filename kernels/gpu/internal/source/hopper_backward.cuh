@@ -16,7 +16,7 @@ static_assert(!SPLIT || DK_COLS % 64 == 0 && DV_COLS % 64 == 0, "shape");
 
 struct HopperBackward {
   TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
-  unsigned* progress; // ORDERED: of each block of keys and consumer, by batch and head of q; initially 0. See Progress
+  unsigned* progress; // ORDERED: of each block of keys, consumer and head of q, by batch; initially 0. See Progress
   const int* order;            // not ORDERED: the blocks of keys, most queries first; NULL: ascending
   // The first block of keys, and their number. ORDERED: each sees some query, banded if there is only one tile. fold
   // and beside set the order, if not 0; otherwise, not ORDERED, the last `together` blocks run after the others of all
@@ -191,13 +191,16 @@ constexpr int MASKED = 2; // some key does not see some query
 constexpr int DIRTY = 4;  // the tensor has rows after end, which may be NaN
 
 // Heads is the walk of a block over all heads of the group, down the queries of each. Under a causal mask, concurrent
-// blocks then reach the same queries at the same time. ORDERED or with fold, blocks of several KV heads run at once, so
-// the walk goes over the queries once, over all heads at each: fewer rows are in use at once, and stay in the L2.
+// blocks then reach the same queries at the same time. With fold, blocks of several KV heads run at once, so the walk
+// goes over the queries once, over all heads at each: fewer rows are in use at once, and stay in the L2. But ORDERED,
+// such a block polls more often, for which steps of head dim 64 are too short.
 struct Heads {
   KeyWalk walk;
   int head;
 
-  static __device__ __forceinline__ bool beside(const HopperBackward& b) { return ORDERED || b.fold; }
+  static __device__ __forceinline__ bool beside(const HopperBackward& b) {
+    return (!ORDERED || HEAD_QK > 64) && b.fold;
+  }
 
   __device__ __forceinline__ Heads(const HopperBackward& b, unsigned base)
       : walk(b.p, own_keys(base)), head((own_kv_head(base) + beside(b)) * (b.p.heads / b.p.kv_heads) - beside(b)) {
@@ -298,7 +301,7 @@ __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned ba
   for (unsigned step = 0;; step++) {
     const int head = at.head;
     const bool more = at.next(b, base);
-    at.head = ORDERED || more ? at.head : head; // a valid head
+    at.head = more ? at.head : head; // a valid head
     unsigned lane = threadIdx.x % 32, batch = blockIdx.z;
     hide_value(batch); // keeps the compiler from computing addresses before the steps, for which there are no registers
     constexpr int COUNT = (BM + 31) / 32;
@@ -331,29 +334,44 @@ __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned ba
 }
 
 // Progress counts the last rows of a query head to which a block has added dQ, for one consumer. ORDERED, a block adds
-// to a row after the previous block has passed it.
+// to a row after the previous block has passed it. The warp that adds dQ has little time beside a step, and a poll
+// takes most of it, so each lane polls for another head at once, and keeps what it has seen.
 struct Progress {
   const HopperBackward& b;
   unsigned base;
+  int from = -1; // seen: in lane i, of the previous block in head from + i
+  unsigned seen = 0;
 
-  // at returns the address of the progress of a block of keys.
+  // at returns the address of the progress of a block of keys. Heads are neighbours.
   __device__ __forceinline__ unsigned* at(int keys, int head, int consumer) const {
-    return b.progress + ((blockIdx.z * b.p.heads + head) * b.blocks + keys) * GROUPS + consumer;
+    return b.progress + ((blockIdx.z * b.blocks + keys) * GROUPS + consumer) * b.p.heads + head;
   }
-  __device__ __forceinline__ void wait(unsigned until, int head, int consumer) const {
+  // wait is for all lanes of the warp.
+  __device__ __forceinline__ void wait(unsigned until, int head, int consumer) {
     int keys, kv_head, before, own;
     load_shared_words(base + Shared::TURN, keys, kv_head, before, own);
-    if (before >= 0) {
-      unsigned seen = wait_raised(at(before, head, consumer), until, b.polls);
-      if (!BY_DIM &&
-          seen >= until) { // the other consumer of that block may add to these rows: steps of blocks begin anywhere
-        seen = min((int)seen, (int)wait_raised(at(before, head, 1 - consumer), until, b.polls));
+    if (before < 0 || from == head / 32 * 32 && __shfl_sync(~0u, seen, head % 32) >= until) {
+      return;
+    }
+    from = head / 32 * 32;
+    const unsigned* mine = at(before, min(from + (int)threadIdx.x % 32, b.p.heads - 1), consumer);
+    // Unless BY_DIM, the other consumer of that block may add to these rows: steps of blocks begin anywhere.
+    const int other = BY_DIM ? 0 : (1 - 2 * consumer) * b.p.heads;
+    seen = raised(mine);
+    if (!BY_DIM) {
+      seen = min(seen, raised(mine + other));
+    }
+    if (threadIdx.x % 32 == head % 32 && seen < until) {
+      seen = wait_raised(mine, until, b.polls);
+      if (!BY_DIM && seen >= until) {
+        seen = min(seen, wait_raised(mine + other, until, b.polls));
       }
       if (seen < until) {
         load_shared_words(base + Shared::TURN, keys, kv_head, before, own); // reloaded, since registers are scarce
         report(b.fault, 1 + keys, kv_head, blockIdx.z, before);
       }
     }
+    __syncwarp();
   }
   __device__ __forceinline__ void tell(unsigned until, int head, int consumer) const {
     raise(at(__float_as_int(load_shared(base + Shared::TURN)), head, consumer), until);
@@ -386,7 +404,7 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
   const unsigned from = base + Shared::DQ + consumer * DQ_BYTES;
   const int dim = BY_DIM ? consumer * DQ_PARTS * 64 : 0, first = BY_DIM ? 0 : consumer * DQ_ROWS;
   const bool adds = threadIdx.x % 32 == 0;
-  const Progress progress{b, base};
+  Progress progress{b, base};
   some_arrive(DQ_EMPTY + consumer, DQ_THREADS);
   for (unsigned step = 0;; step++) {
     const unsigned stage = step % STAGES;
@@ -395,20 +413,26 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
     load_shared_words(base + Shared::STATS + stage * Shared::STATS_BYTES, row, head, end, kind);
     __syncwarp();
     if (kind & LAST) {
-      if (ORDERED && adds) {
+      if (ORDERED) {
         const int heads = p.heads / p.kv_heads;
         head = own_kv_head(base) * heads;
         for (int i = 0; i < heads; i++, head++) {
           if (progress.behind()) {
             progress.wait(p.seq_q, head, consumer);
           }
-          progress.tell(p.seq_q, head, consumer);
+          if (adds) {
+            progress.tell(p.seq_q, head, consumer);
+          }
         }
       }
       return;
     }
     if (EVERY_LANE || adds) {
       barrier_arrive(base + Shared::EMPTY + 8 * stage);
+    }
+    const unsigned until = p.seq_q - row;
+    if (ORDERED && progress.shared(row, min(row + BM, end))) {
+      progress.wait(until, head, consumer); // here, while the products of the step run
     }
 #pragma unroll
     for (int part = 0; part < DQ_PARTS; part += DQ_AT_ONCE) {
@@ -423,11 +447,7 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
           clear_queries<DQ_AT_ONCE>(from, max(end - row - first, 0));
         }
       }
-      const unsigned until = p.seq_q - row;
       if (adds) {
-        if (ORDERED && part == 0 && progress.shared(row, min(row + BM, end))) {
-          progress.wait(until, head, consumer);
-        }
 #pragma unroll
         for (int i = 0; i < 2 * DQ_AT_ONCE; i++) {
           if (MIXED) {

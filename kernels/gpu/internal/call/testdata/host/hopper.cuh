@@ -25,6 +25,7 @@ inline void adds_commit() { commit_adds(); }
 template <int PENDING> void adds_wait() { wait_adds(PENDING); }
 inline void adds_finish() { finish_adds(); }
 inline void raise(unsigned* at, unsigned to) { raise_number(at, to); }
+inline unsigned raised(const unsigned* at) { return *at; }
 inline unsigned wait_raised(const unsigned* at, unsigned to, unsigned polls) {
   return polls ? *at : wait_number(at, to);
 }
