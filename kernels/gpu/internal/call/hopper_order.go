@@ -52,7 +52,8 @@ func (f *Flash) HasOrder(s source.HopperShape) bool {
 	return true
 }
 
-// An order describes the order of blocks of keys; see turn in hopper_backward.cuh.
+// An order describes the order of blocks of keys; see turn in hopper_backward.cuh. Without fold, beside is 1 if blocks
+// go over all heads at each step. In windows that is slower, as measured, but not at head dim 64.
 type order struct {
 	start, blocks int
 	banded        bool
@@ -66,8 +67,12 @@ func (f *Flash) orderOf(s source.HopperShape, sms int) order {
 	reach := int(own[len(own)-1].Reach)
 	o := order{start: int(own[0].OwnLo) / keys, banded: len(own) == 1}
 	o.blocks = (reach+keys-1)/keys - o.start
-	if o.banded && shrinks(own[0]) {
+	first := own[0]
+	window := o.banded && int(first.OwnLo)+int(first.Hi)+1 < int(first.OtherHi)
+	if o.banded && shrinks(first) {
 		o.fold, o.beside = fold(o.blocks, f.K.Len(tensor.Heads), sms)
+	} else if !window || s.QK <= 64 {
+		o.beside = 1
 	}
 	return o
 }

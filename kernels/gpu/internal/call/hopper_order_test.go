@@ -203,3 +203,29 @@ func TestHasOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestWalks lists which deterministic calls go over all heads at each step.
+func TestWalks(t *testing.T) {
+	all, half := partition.Range{Hi: 4096}, partition.Range{Lo: 2048, Hi: 4096}
+	window := partition.Band{Lo: -1000}
+	for _, c := range []struct {
+		name        string
+		dim         int
+		tiles       []partition.Tile
+		folds, walk bool
+	}{
+		{"causal", 128, []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: -partition.Unbounded}}}, true, true},
+		{"no mask", 128, []partition.Tile{{Q: all, K: all, Band: partition.Full()}}, false, true},
+		{"window", 128, []partition.Tile{{Q: all, K: all, Band: window}}, false, false},
+		{"window of head dim 64", 64, []partition.Tile{{Q: all, K: all, Band: window}}, false, true},
+		{"two windows", 128, []partition.Tile{{Q: all, K: partition.Range{Hi: 2048}, Band: window},
+			{Q: all, K: half, Band: window}}, false, true},
+	} {
+		s, _ := source.HopperShapeFor(c.dim, c.dim)
+		like := func(heads int) View { return tensor.New(tensor.BF16, 1, all.Hi, heads, c.dim) }
+		f := Flash{Tiles: c.tiles, Tensors: Tensors{Q: like(8), K: like(2)}}
+		if o := f.orderOf(s, 132); o.fold > 0 != c.folds || o.beside > 0 != c.walk {
+			t.Errorf("%s: %+v, want fold %t, all heads at each step %t", c.name, o, c.folds, c.walk)
+		}
+	}
+}

@@ -19,8 +19,8 @@ struct HopperBackward {
   unsigned* progress; // ORDERED: of each block of keys, consumer and head of q, by batch; initially 0. See Progress
   const int* order;            // not ORDERED: the blocks of keys, most queries first; NULL: ascending
   // The first block of keys, and their number. ORDERED: each sees some query, banded if there is only one tile. fold
-  // and beside set the order, if not 0; otherwise, not ORDERED, the last `together` blocks run after the others of all
-  // heads. See turn.
+  // and beside set the order, if fold is not 0; otherwise, not ORDERED, the last `together` blocks run after the others
+  // of all heads. See turn, and for beside also Heads.
   int start, blocks, banded, fold, beside, together;
   int fresh_lo, fresh_hi; // keys whose dK and dV are not initialised
   const unsigned* needs;  // see pass_gates of hopper_gates.cuh
@@ -191,16 +191,14 @@ constexpr int MASKED = 2; // some key does not see some query
 constexpr int DIRTY = 4;  // the tensor has rows after end, which may be NaN
 
 // Heads is the walk of a block over all heads of the group, down the queries of each. Under a causal mask, concurrent
-// blocks then reach the same queries at the same time. With fold, blocks of several KV heads run at once, so the walk
-// goes over the queries once, over all heads at each: fewer rows are in use at once, and stay in the L2. But ORDERED,
-// such a block polls more often, for which steps of head dim 64 are too short.
+// blocks then reach the same queries at the same time. With b.beside, blocks of several KV heads run at once, or each
+// behind another, so the walk goes over the queries once, over all heads at each: fewer rows are in use at once, and
+// stay in the L2.
 struct Heads {
   KeyWalk walk;
   int head;
 
-  static __device__ __forceinline__ bool beside(const HopperBackward& b) {
-    return (!ORDERED || HEAD_QK > 64) && b.fold;
-  }
+  static __device__ __forceinline__ bool beside(const HopperBackward& b) { return b.beside > 0; }
 
   __device__ __forceinline__ Heads(const HopperBackward& b, unsigned base)
       : walk(b.p, own_keys(base)), head((own_kv_head(base) + beside(b)) * (b.p.heads / b.p.kv_heads) - beside(b)) {
