@@ -436,9 +436,11 @@ func TestEveryLaneOnHost(t *testing.T) {
 func TestTurnsOnHost(t *testing.T) {
 	h := newHost(t)
 	const heads, blocks = 3, 5
-	for _, c := range []struct{ dim, seq, lo, sms, fold, beside int }{
-		{64, 520, -partition.Unbounded, 2, 2, 1}, {64, 520, -partition.Unbounded, 6, 3, 2}, {64, 520, -200, 2, 0, 0},
-		{256, 264, -partition.Unbounded, 2, 2, 1},
+	for _, c := range []struct{ dim, seq, lo, sms, fold, beside, group int }{
+		{64, 520, -partition.Unbounded, 2, 2, 1, 1}, {64, 520, -partition.Unbounded, 6, 3, 2, 2}, {64, 520, -200, 2, 0, 0, 1},
+		{256, 264, -partition.Unbounded, 2, 2, 1, 1},
+		{128, 520, -200, 2, 0, 0, 2}, // one head after another
+		{64, 264, -200, 2, 0, 0, 22}, // more heads than lanes, and groups across 32
 	} {
 		if c.fold > 0 {
 			if fold, beside := fold(blocks, heads, c.sms); fold != c.fold || beside != c.beside {
@@ -450,7 +452,7 @@ func TestTurnsOnHost(t *testing.T) {
 		rig := k.rig()
 		rig.Kernel = hostHopper{hostFlash: k, sms: c.sms}
 		attentiontest.Check(t, rig, attentiontest.Case{
-			Batch: 1, Heads: heads, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq,
+			Batch: 1, Heads: heads * c.group, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq,
 			Softmax: attention.Softmax{Scale: 0.125},
 			Tiles:   []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: c.lo}}},
 		}, tensor.BF16)
@@ -558,16 +560,8 @@ func TestFold(t *testing.T) {
 		{6, 3, 4, 3, 1}, {100000, 8, 132, 132, 1},
 	} {
 		if fold, beside := fold(c.blocks, c.heads, c.sms); fold != c.fold || beside != c.beside {
-			t.Errorf(
-				"%d blocks of %d heads, %d SMs: %d and %d, want %d and %d",
-				c.blocks,
-				c.heads,
-				c.sms,
-				fold,
-				beside,
-				c.fold,
-				c.beside,
-			)
+			t.Errorf("%d blocks of %d heads, %d SMs: %d and %d, want %d and %d", c.blocks, c.heads, c.sms, fold, beside,
+				c.fold, c.beside)
 		}
 	}
 }
