@@ -99,8 +99,8 @@ func TestSplitAcrossNodesConnects(t *testing.T) {
 		if err != nil || r == 1 {
 			return err
 		}
-		v := devices[r].New(tensor.F32, 1)
-		p, err := c.Exchange([]comm.Message{{Peer: 2 - r, View: v}}, []comm.Message{{Peer: 2 - r, View: v}})
+		out, in := devices[r].New(tensor.F32, 1), devices[r].New(tensor.F32, 1)
+		p, err := c.Exchange([]comm.Message{{Peer: 2 - r, View: out}}, []comm.Message{{Peer: 2 - r, View: in}})
 		if err == nil {
 			err = p.Sync(ctx)
 		}
