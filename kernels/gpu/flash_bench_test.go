@@ -59,6 +59,16 @@ func BenchmarkFlashSections(b *testing.B) {
 	}
 }
 
+// BenchmarkFlashDocuments does the same for packed documents with 64 query heads.
+func BenchmarkFlashDocuments(b *testing.B) {
+	x := newFlashBenchOf(b, tensor.BF16, packTokens, 64, 128, 128)
+	mask, err := partition.NewMask(true, -1, packTokens, packTokens, pack)
+	check(b, err)
+	x.tiles = partition.Plan(partition.Shape{SeqQ: packTokens, SeqKV: packTokens, Size: 1,
+		Layout: partition.Contiguous{}, Mask: mask}, 0, 0)
+	x.run(b, fmt.Sprintf("seq=%d", packTokens))
+}
+
 // BenchmarkFlashFloat32 does the same in float32.
 func BenchmarkFlashFloat32(b *testing.B) { benchmarkFlash(b, tensor.F32, 4096, 8192) }
 

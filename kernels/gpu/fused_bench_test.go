@@ -46,15 +46,19 @@ func BenchmarkFused(b *testing.B) {
 	}
 }
 
-// BenchmarkFusedDocuments measures forward passes of packed documents, MagiAttention's first pack of 16K tokens with
-// 64:8 heads of 128, on one GPU, and on the first of two GPUs.
+// pack is MagiAttention's first pack of 16K tokens.
+var pack = []int{216, 1536, 1536, 762, 350, 75, 75, 150, 350, 150, 75, 30, 3072, 30, 4096, 3881}
+
+const packTokens = 16384
+
+// BenchmarkFusedDocuments measures forward passes of packed documents with 64:8 heads of 128, on one GPU, and on the
+// first of two GPUs.
 func BenchmarkFusedDocuments(b *testing.B) {
-	docs := []int{216, 1536, 1536, 762, 350, 75, 75, 150, 350, 150, 75, 30, 3072, 30, 4096, 3881}
-	const seq, heads = 16384, 64
-	mask, err := partition.NewMask(true, -1, seq, seq, docs)
+	const seq, heads = packTokens, 64
+	mask, err := partition.NewMask(true, -1, seq, seq, pack)
 	check(b, err)
 	for _, ranks := range []int{1, 2} {
-		shape := partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: partition.Document{Docs: docs}, Mask: mask}
+		shape := partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: partition.Document{Docs: pack}, Mask: mask}
 		g := partition.NewIndex(shape).Gather(0)
 		rows := partition.Count(shape.Layout.Spans(seq, ranks, 0))
 		b.Run(fmt.Sprintf("%d ranks", ranks), func(b *testing.B) {

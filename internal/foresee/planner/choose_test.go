@@ -232,6 +232,12 @@ func TestChoiceOfWhenRowsTravel(t *testing.T) {
 			t.Errorf("cuDNN's backward pass has the rows of others in its call: %+v", s)
 		}
 	}
+	for shared, want := range map[bool]string{false: ring.Before, true: ring.Auto} {
+		c.Topology.Shared = shared
+		if s := Strategies(c, asked, flash)[0]; s.Gather != want {
+			t.Errorf("documents by flash, shared cores %t: %+v", shared, s)
+		}
+	}
 }
 
 // Predictions within the margin decide nothing: the first strategy of the list wins. With a window in every layer, it

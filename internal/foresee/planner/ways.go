@@ -97,7 +97,9 @@ func gathered(s ring.Strategy, c Workload, asked ring.Strategy) (list []ring.Str
 				times = append(times, x)
 			}
 		}
-		if (c.Topology.Shared || c.windowed()) && !documents {
+		// Documents in one call of flash took 7 % less than in two, of keys of their own and of others.
+		one := s.Gather == ring.Auto && !c.Topology.Shared && s.Backend == backends.Flash.String()
+		if one || (c.Topology.Shared || c.windowed()) && !documents {
 			slices.Reverse(times)
 		}
 	}

@@ -158,7 +158,11 @@ func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Ra
 		blocks = o.blocks
 		p.Start, p.Fold, p.Beside = int32(o.start), int32(o.fold), int32(o.beside)
 	} else {
-		if l.Lists.Order = longestFirst(steps, false); l.Lists.Order != nil {
+		order := steps
+		if longest, ok := f.documents(s, sms.Taken, steps); ok {
+			order, p.Beside = longest, 1
+		}
+		if l.Lists.Order = longestFirst(order, false); l.Lists.Order != nil {
 			l.Lists.Order = l.Lists.Order[:blocks]
 		}
 		p.Together = int32(shortLast(steps, heads, sms.Taken, f.stepsBeside(l.Maps[0].Rows)))

@@ -166,6 +166,8 @@ func TestFreeTurnsOnHost(t *testing.T) {
 		{8, 3, 3, true, true, true, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: partition.Full()}}},
 		{2, 0, 3, true, false, true, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: causal}}},
 		{2, 2, 3, true, true, true, []partition.Tile{{Q: span(128, 300), K: span(0, 300), Band: causal}}},
+		{2, 3, 3, true, true, true, []partition.Tile{{Q: span(0, 70), K: span(0, 70), Band: causal},
+			{Q: span(70, 300), K: span(70, 300), Band: causal}}}, // all heads at each step
 	} {
 		if testing.Short() && !c.short {
 			continue
@@ -242,6 +244,52 @@ func TestHopperSweeps(t *testing.T) {
 		}
 		if o := f.sweeps(s, 132); o.beside != c.beside {
 			t.Errorf("keys from %d, %d queries: %d heads beside one another, want %d", c.first, c.queries, o.beside, c.beside)
+		}
+	}
+}
+
+// TestHopperDocuments lists calls whose blocks visit all heads at each step, and their order.
+func TestHopperDocuments(t *testing.T) {
+	const sms = 4
+	s, _ := source.HopperShapeFor(128, 128)
+	span := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+	causal := partition.Band{Lo: -partition.Unbounded}
+	doc := func(band partition.Band, lo, hi int) partition.Tile {
+		return partition.Tile{Q: span(lo, hi), K: span(lo, hi), Band: band}
+	}
+	window := partition.Band{Lo: -100}
+	for _, c := range []struct {
+		name   string
+		beside int32
+		order  []int32 // nil: ascending
+		tiles  []partition.Tile
+	}{
+		{"documents, the longest last", 1, []int32{2, 3, 4, 5, 0, 1},
+			[]partition.Tile{doc(causal, 0, 256), doc(causal, 256, 768)}},
+		{"of equal length, one after another", 1, nil,
+			[]partition.Tile{doc(causal, 0, 384), doc(causal, 384, 768)}},
+		{"a block with parts of two", 1, []int32{1, 2, 3, 0},
+			[]partition.Tile{doc(causal, 0, 192), doc(causal, 192, 512)}},
+		{"the later part of one, whose first keys another rank has", 1, []int32{0, 1, 2, 4, 5, 6},
+			[]partition.Tile{doc(causal, 0, 384), {Q: span(384, 640), K: span(512, 640), Band: partition.Full()},
+				{Q: span(384, 640), K: span(640, 896), Band: partition.Band{Lo: -partition.Unbounded, Hi: 256}}}},
+		{"more blocks than run at once", 0, []int32{2, 3, 4, 5, 0, 6, 1, 7},
+			[]partition.Tile{doc(causal, 0, 256), doc(causal, 256, 1024)}},
+		{"windows", 0, []int32{0, 1, 2, 4, 5, 6, 3, 7}, []partition.Tile{doc(window, 0, 512), doc(window, 512, 1024)}},
+		{"no causal mask", 0, nil, []partition.Tile{doc(partition.Full(), 0, 256), doc(partition.Full(), 256, 512)}},
+	} {
+		rows := 0
+		for _, x := range c.tiles {
+			rows = max(rows, x.Q.Hi, x.K.Hi)
+		}
+		like := func(heads int, dtype tensor.DType) View { return tensor.New(dtype, 1, rows, heads, 128) }
+		f := Flash{Tiles: c.tiles, Tensors: Tensors{
+			Q: like(32, tensor.BF16), K: like(8, tensor.BF16), V: like(8, tensor.BF16), DO: like(32, tensor.BF16),
+			DQ: like(32, tensor.F32), DK: like(8, tensor.F32), DV: like(8, tensor.F32),
+		}}
+		l := f.HopperBackward(s, SMs{sms, sms}, partition.Range{})
+		if l.Params.Beside != c.beside || !slices.Equal(l.Lists.Order, c.order) {
+			t.Errorf("%s: beside %d, order %v; want %d, %v", c.name, l.Params.Beside, l.Lists.Order, c.beside, c.order)
 		}
 	}
 }

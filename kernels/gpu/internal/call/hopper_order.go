@@ -88,6 +88,34 @@ func (f *Flash) sweeps(s source.HopperShape, sms int) order {
 	return o
 }
 
+// documents reports whether most blocks of a plain backward pass are of short documents. Such blocks visit all heads of
+// a group at each step. The blocks of a document begin at its last query, so if they run at once, its queries stay in
+// the L2. Head by head, they would soon be at different heads. longest has the steps of the longest block of each
+// block's document: in descending order of them, the blocks of a document are neighbours.
+func (f *Flash) documents(s source.HopperShape, sms int, steps []int) (longest []int, ok bool) {
+	own, keys, short := ownTiles(f.Tiles, true), s.OwnKeys(), 0
+	longest = make([]int, len(steps))
+	for _, t := range own {
+		most, sum := 0, 0
+		each := func(do func(b, n int)) {
+			eachBlock(t, len(steps), keys, func(b, lo, hi int) { do(b, others(t, lo, hi, s.Queries).Len()/s.Queries) })
+		}
+		each(func(_, n int) { most, sum = max(most, n), sum+n })
+		each(func(b, n int) {
+			if n > 0 {
+				longest[b] = max(longest[b], most)
+			}
+		})
+		switch {
+		case t.OwnLo+t.Hi+1 < t.OtherHi || int(t.OwnHi-t.OwnLo) > sms*keys: // a window, or more blocks than run at once
+			short -= sum
+		case shrinks(t):
+			short += sum
+		}
+	}
+	return longest, len(own) > 1 && short > 0
+}
+
 // shrinks reports whether the first key of a tile sees its last query, and the last key sees fewer than half as many
 // queries as the first.
 func shrinks(t source.FlashTile) bool {
@@ -224,12 +252,13 @@ func longestFirst(steps []int, down bool) []int32 {
 	return order
 }
 
-// shortLast returns the number of a head's shortest blocks that run after the other blocks of all heads. They keep
-// every SM busy for the steps of the longest block, so that SMs finish at the same time. None has more than most steps.
+// shortLast returns the number of a head's shortest blocks that run after the other blocks of all heads, so that SMs
+// finish at the same time. They keep every SM busy for the steps of the longest block, or of twice the shortest one of
+// the others, which is near the end of them. None has more than most steps.
 func shortLast(steps []int, heads, sms, most int) (count int) {
-	work, enough := 0, sms*slices.Max(steps)
+	work, longest := 0, slices.Max(steps)
 	for _, n := range slices.Sorted(slices.Values(steps)) {
-		if work >= enough || n > most {
+		if work >= sms*min(longest, 2*n) && n > 0 || n > most {
 			break
 		}
 		if n > 0 {

@@ -191,9 +191,9 @@ constexpr int MASKED = 2; // some key does not see some query
 constexpr int DIRTY = 4;  // the tensor has rows after end, which may be NaN
 
 // Heads is the walk of a block over all heads of the group, down the queries of each. Under a causal mask, concurrent
-// blocks then reach the same queries at the same time. With b.beside, blocks of several KV heads run at once, or each
-// behind another, so the walk goes over the queries once, over all heads at each: fewer rows are in use at once, and
-// stay in the L2.
+// blocks then reach the same queries at the same time. With b.beside, blocks of several KV heads or documents run at
+// once, or each behind another, so the walk goes over the queries once, over all heads at each: fewer rows are in use at
+// once, and stay in the L2.
 struct Heads {
   KeyWalk walk;
   int head;
