@@ -232,10 +232,10 @@ func TestChoiceOfWhenRowsTravel(t *testing.T) {
 			t.Errorf("cuDNN's backward pass has the rows of others in its call: %+v", s)
 		}
 	}
-	for shared, want := range map[bool]string{false: ring.Before, true: ring.Auto} {
-		c.Topology.Shared = shared
+	for gates, want := range map[bool]string{true: ring.Before, false: ring.Auto} {
+		c.DType, c.Topology.Gates = tensor.BF16, gates
 		if s := Strategies(c, asked, flash)[0]; s.Gather != want {
-			t.Errorf("documents by flash, shared cores %t: %+v", shared, s)
+			t.Errorf("documents by flash, gates %t: %+v", gates, s)
 		}
 	}
 }
