@@ -250,7 +250,7 @@ func TestHopperSweeps(t *testing.T) {
 
 // TestHopperDocuments lists calls whose blocks visit all heads at each step, and their order.
 func TestHopperDocuments(t *testing.T) {
-	const sms = 4
+	const sms = 5
 	s, _ := source.HopperShapeFor(128, 128)
 	span := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
 	causal := partition.Band{Lo: -partition.Unbounded}
@@ -264,6 +264,7 @@ func TestHopperDocuments(t *testing.T) {
 		order  []int32 // nil: ascending
 		tiles  []partition.Tile
 	}{
+		{"one document, whose blocks do not fill the SMs", 0, nil, []partition.Tile{doc(causal, 0, 640)}},
 		{"documents, the longest last", 1, []int32{2, 3, 4, 5, 0, 1},
 			[]partition.Tile{doc(causal, 0, 256), doc(causal, 256, 768)}},
 		{"of equal length, one after another", 1, nil,
