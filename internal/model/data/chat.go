@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -402,6 +403,9 @@ func (e *chatEncoder) turnEnd(m *chat.Dict, turn string) int {
 	return len(turn)
 }
 
+// messagesBegin matches the beginning of a list of messages, or of a record, as JSON. Text may begin with "[INST]".
+var messagesBegin = regexp.MustCompile(`^(\[\s*\{|\{\s*")`)
+
 // Prompt returns the ids of a conversation up to the assistant's answer, and the token that ends an answer; -1 if the
 // template has none. The text is one message of the user, a list of messages as JSON, or a record with them.
 func (c *Chat) Prompt(t *Tokenizer, text string) (ids []int32, end int, err error) {
@@ -414,10 +418,10 @@ func (c *Chat) Prompt(t *Tokenizer, text string) (ids []int32, end int, err erro
 	}
 	keys := map[string]json.RawMessage{}
 	trimmed := strings.TrimSpace(text)
-	switch {
-	case strings.HasPrefix(trimmed, "["):
+	switch begins := messagesBegin.FindString(trimmed); {
+	case strings.HasPrefix(begins, "["):
 		keys[keyMessages] = json.RawMessage(trimmed)
-	case strings.HasPrefix(trimmed, "{"):
+	case begins != "":
 		if keys, err = fields([]byte(trimmed), nil); err != nil {
 			return nil, -1, err
 		}

@@ -212,8 +212,10 @@ func TestTemplatesByName(t *testing.T) {
 func TestPromptsOfChats(t *testing.T) {
 	tok, chat := NewTokenizer(chatDir+"tokenizer.json", 0), NewChat(chatDir+"tokenizer.json", "", false)
 	for text, want := range map[string]string{
-		"hi \"you\"":                         "<|im_start|>user\nhi \"you\"<|im_end|>\n<|im_start|>assistant\n",
-		` [{"role":"system","content":"s"}]`: "<|im_start|>system\ns<|im_end|>\n<|im_start|>assistant\n",
+		"hi \"you\"":                          "<|im_start|>user\nhi \"you\"<|im_end|>\n<|im_start|>assistant\n",
+		"[INST] hi":                           "<|im_start|>user\n[INST] hi<|im_end|>\n<|im_start|>assistant\n",
+		"{":                                   "<|im_start|>user\n{<|im_end|>\n<|im_start|>assistant\n",
+		` [ {"role":"system","content":"s"}]`: "<|im_start|>system\ns<|im_end|>\n<|im_start|>assistant\n",
 		`{"conversations":[{"from":"human","value":"a"}]}` + "\n": "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n",
 	} {
 		ids, end, err := chat.Prompt(tok, text)
@@ -222,8 +224,8 @@ func TestPromptsOfChats(t *testing.T) {
 			t.Errorf("%s: %v, end %d, %v, want %v", text, ids, end, err, wanted[1:])
 		}
 	}
-	for text, want := range map[string]string{`{"text":"a"}`: `no key "messages"`, "[1]": "is not a map",
-		"{": "not a JSON object"} {
+	for text, want := range map[string]string{`{"text":"a"}`: `no key "messages"`, `[{"role":"user"}, 1]`: "is not a map",
+		`{"`: "not a JSON object", "[{": "messages"} {
 		if _, _, err := chat.Prompt(tok, text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}
