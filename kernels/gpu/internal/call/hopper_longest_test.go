@@ -222,7 +222,7 @@ func TestHopperOrders(t *testing.T) {
 	}
 }
 
-// TestHopperSweeps lists the calls whose blocks fold, of 8 KV heads on 132 SMs.
+// TestHopperSweeps checks which calls fold, with 8 KV heads on 132 SMs.
 func TestHopperSweeps(t *testing.T) {
 	s, _ := source.HopperShapeFor(128, 128)
 	for _, c := range []struct {
@@ -248,7 +248,7 @@ func TestHopperSweeps(t *testing.T) {
 	}
 }
 
-// TestHopperDocuments lists calls whose blocks visit all heads at each step, and their order.
+// TestHopperDocuments checks which calls go over all heads at each step, and in which order of blocks.
 func TestHopperDocuments(t *testing.T) {
 	const sms = 5
 	s, _ := source.HopperShapeFor(128, 128)
