@@ -159,7 +159,7 @@ func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Ra
 		p.Start, p.Fold, p.Beside = int32(o.start), int32(o.fold), int32(o.beside)
 	} else {
 		order := steps
-		if longest, ok := f.documents(s, sms.Taken, steps); ok {
+		if longest, ok := f.documents(s, sms.Taken, len(steps)); ok {
 			order, p.Beside = longest, 1
 		}
 		if l.Lists.Order = longestFirst(order, false); l.Lists.Order != nil {

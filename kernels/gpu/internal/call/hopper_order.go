@@ -92,13 +92,16 @@ func (f *Flash) sweeps(s source.HopperShape, sms int) order {
 // a group at each step. The blocks of a document begin at its last query, so if they run at once, its queries stay in
 // the L2. Head by head, they would soon be at different heads. longest has the steps of the longest block of each
 // block's document: in descending order of them, the blocks of a document are neighbours.
-func (f *Flash) documents(s source.HopperShape, sms int, steps []int) (longest []int, ok bool) {
+func (f *Flash) documents(s source.HopperShape, sms, blocks int) (longest []int, ok bool) {
 	own, keys, short := ownTiles(f.Tiles, true), s.OwnKeys(), 0
-	longest = make([]int, len(steps))
+	if len(own) == 1 {
+		return nil, false
+	}
+	longest = make([]int, blocks)
 	for _, t := range own {
 		most, sum := 0, 0
 		each := func(do func(b, n int)) {
-			eachBlock(t, len(steps), keys, func(b, lo, hi int) { do(b, others(t, lo, hi, s.Queries).Len()/s.Queries) })
+			eachBlock(t, blocks, keys, func(b, lo, hi int) { do(b, others(t, lo, hi, s.Queries).Len()/s.Queries) })
 		}
 		each(func(_, n int) { most, sum = max(most, n), sum+n })
 		each(func(b, n int) {
@@ -113,7 +116,7 @@ func (f *Flash) documents(s source.HopperShape, sms int, steps []int) (longest [
 			short += sum
 		}
 	}
-	return longest, len(own) > 1 && short > 0
+	return longest, short > 0
 }
 
 // shrinks reports whether the first key of a tile sees its last query, and the last key sees fewer than half as many
