@@ -50,8 +50,8 @@ const Margin = 0.02
 // SharedMargin is the Margin if ranks share cores: other processes change their times.
 const SharedMargin = 0.04
 
-// documentMargin is the Margin for packed documents. Tables have calls of one mask, and predictions for documents were
-// 8 % too low to 9 % too high (docs/benchmarks/h200/regret.json).
+// documentMargin replaces Margin for packed documents. Tables have calls of one mask, and predictions for documents
+// were 8 % too low to 9 % too high (docs/benchmarks/h200/regret.json).
 const documentMargin = 0.04
 
 // Margin returns the margin for ranks at p.
