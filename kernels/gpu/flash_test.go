@@ -332,18 +332,16 @@ func TestSweeps(t *testing.T) {
 // usualDims lists the head dims of most models.
 var usualDims = [2]int{128, 128}
 
-// masked returns causal attention of random inputs with the given window, or none for -1.
-func (r *cudaRig) masked(seq, window int, dims [2]int) attentiontest.Fixture {
+// masked returns causal attention of random inputs with the given window, or none for -1, and packed documents, if any.
+func (r *cudaRig) masked(seq, window int, dims [2]int, docs ...int) attentiontest.Fixture {
 	const heads, kvHeads = 8, 2
 	dim, dimV := dims[0], dims[1]
 	draw := func(heads, dim int) View { return normal(r.rng, 1, seq, heads, dim) }
-	mask, err := partition.NewMask(true, window, seq, seq, nil)
+	mask, err := partition.NewMask(true, window, seq, seq, docs)
 	check(r.t, err)
 	return attentiontest.Fixture{
-		Q: draw(
-			heads,
-			dim,
-		), K: draw(kvHeads, dim), V: draw(kvHeads, dimV), DOut: draw(heads, dimV), LSE: draw(heads, 1),
+		Q: draw(heads, dim), K: draw(kvHeads, dim), V: draw(kvHeads, dimV),
+		DOut: draw(heads, dimV), LSE: draw(heads, 1),
 		Mask: mask, Softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))},
 	}
 }
@@ -428,6 +426,7 @@ func TestFlashLeavesSMs(t *testing.T) {
 func (r *cudaRig) testFlashRepeats(dtype tensor.DType, dims [2]int, flash, fast *Flash) {
 	compileFlash(r.t, [][2]int{dims}, flash, fast)
 	r.testRepeats(dtype, r.masked(1500, -1, dims), 5, flash, fast)
+	r.testRepeats(dtype, r.masked(2000, -1, dims, 700, 100, 1200), 5, flash, fast)
 }
 
 func (r *cudaRig) testRepeats(dtype tensor.DType, f attentiontest.Fixture, times int, flash, fast *Flash) {

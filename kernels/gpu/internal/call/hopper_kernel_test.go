@@ -431,34 +431,6 @@ func TestEveryLaneOnHost(t *testing.T) {
 	}
 }
 
-// TestTurnsOnHost runs many blocks of keys in order, in parts, and with several heads at once. The host detects a block
-// that waits for one that starts later.
-func TestTurnsOnHost(t *testing.T) {
-	h := newHost(t)
-	const heads, blocks = 3, 5
-	for _, c := range []struct{ dim, seq, lo, sms, fold, beside, group int }{
-		{64, 520, -partition.Unbounded, 2, 2, 1, 1}, {64, 520, -partition.Unbounded, 6, 3, 2, 2}, {64, 520, -200, 2, 0, 0, 1},
-		{256, 264, -partition.Unbounded, 2, 2, 1, 1},
-		{128, 520, -200, 2, 0, 0, 2}, // one head after another
-		{64, 264, -200, 2, 0, 0, 22}, // more heads than lanes, and groups across 32
-	} {
-		if c.fold > 0 {
-			if fold, beside := fold(blocks, heads, c.sms); fold != c.fold || beside != c.beside {
-				t.Errorf("%d SMs: fold %d, beside %d", c.sms, fold, beside)
-			}
-		}
-		all := partition.Range{Hi: c.seq}
-		k := &hostFlash{h, true, large}
-		rig := k.rig()
-		rig.Kernel = hostHopper{hostFlash: k, sms: c.sms}
-		attentiontest.Check(t, rig, attentiontest.Case{
-			Batch: 1, Heads: heads * c.group, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq,
-			Softmax: attention.Softmax{Scale: 0.125},
-			Tiles:   []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: c.lo}}},
-		}, tensor.BF16)
-	}
-}
-
 // TestBadRowsStayInTheirTileOnHost checks that a NaN in a row of a tile reaches no row outside of the tile, although
 // kernels compute entire blocks.
 func TestBadRowsStayInTheirTileOnHost(t *testing.T) {

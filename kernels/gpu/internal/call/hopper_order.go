@@ -65,16 +65,41 @@ func (f *Flash) orderOf(s source.HopperShape, sms int) order {
 	own := ownTiles(f.Tiles, true)
 	keys := s.OwnKeys()
 	reach := int(own[len(own)-1].Reach)
-	o := order{start: int(own[0].OwnLo) / keys, banded: len(own) == 1}
+	o := order{start: int(own[0].OwnLo) / keys}
 	o.blocks = (reach+keys-1)/keys - o.start
-	first := own[0]
-	window := o.banded && int(first.OwnLo)+int(first.Hi)+1 < int(first.OtherHi)
-	if o.banded && shrinks(first) {
+	o.banded = banded(own, o.start, o.blocks, keys)
+	first, one := own[0], len(own) == 1
+	window := one && int(first.OwnLo)+int(first.Hi)+1 < int(first.OtherHi)
+	if one && shrinks(first) {
 		o.fold, o.beside = fold(o.blocks, f.K.Len(tensor.Heads), sms)
 	} else if !window || s.QK <= 64 {
 		o.beside = 1
 	}
 	return o
+}
+
+// banded reports whether the rows to which a block and any earlier one add are rows of the block before it, as in
+// windows and packed documents. Then a block waits in these rows alone.
+func banded(own []source.FlashTile, start, blocks, keys int) bool {
+	rows, count := make([]partition.Range, start+blocks), make([]int, start+blocks)
+	for _, t := range own {
+		eachBlock(t, start+blocks, keys, func(b, lo, hi int) {
+			r := partition.Range{Lo: max(int(t.OtherLo), lo+int(t.Lo)), Hi: min(int(t.OtherHi), hi+int(t.Hi))}
+			if r.Len() > 0 {
+				rows[b], count[b] = rows[b].Hull(r), count[b]+r.Len()
+			}
+		})
+	}
+	reach := 0 // of all earlier blocks
+	for b := start; b < start+blocks; b++ {
+		r := rows[b]
+		shared := partition.Range{Lo: r.Lo, Hi: min(r.Hi, reach)}
+		if count[b] != r.Len() || shared.Len() > 0 && (shared.Lo < rows[b-1].Lo || shared.Hi > rows[b-1].Hi) {
+			return false
+		}
+		reach = max(reach, r.Hi)
+	}
+	return true
 }
 
 // sweeps returns the order with fold for a plain backward pass. Its fold is 0 if longest first is faster: a key sees as

@@ -123,13 +123,15 @@ func TestTurns(t *testing.T) {
 		heads  int
 		atOnce []int
 		window int // visible rows of a block's last key; 0: all later rows
+		doc    int // blocks to a document; 0: all
 	}{
-		{"fold", order{blocks: 8, banded: true, fold: 4, beside: 1}, 1, []int{1, 8}, 0},
-		{"fold, in parts", order{blocks: 9, banded: true, fold: 2, beside: 2}, 2, []int{1, 3, 5, 18}, 0},
-		{"fold, the last part short", order{blocks: 13, banded: true, fold: 3, beside: 2}, 3, []int{2, 6, 11}, 0},
-		{"one by one", order{blocks: 7, banded: true}, 2, []int{1, 4, 14}, 0},
-		{"a window", order{blocks: 9, banded: true}, 2, []int{1, 4, 18}, 3},
-		{"several tiles", order{blocks: 6}, 2, []int{1, 5, 12}, 3},
+		{"fold", order{blocks: 8, banded: true, fold: 4, beside: 1}, 1, []int{1, 8}, 0, 0},
+		{"fold, in parts", order{blocks: 9, banded: true, fold: 2, beside: 2}, 2, []int{1, 3, 5, 18}, 0, 0},
+		{"fold, the last part short", order{blocks: 13, banded: true, fold: 3, beside: 2}, 3, []int{2, 6, 11}, 0, 0},
+		{"one by one", order{blocks: 7, banded: true}, 2, []int{1, 4, 14}, 0, 0},
+		{"a window", order{blocks: 9, banded: true}, 2, []int{1, 4, 18}, 3, 0},
+		{"several tiles", order{blocks: 6}, 2, []int{1, 5, 12}, 3, 0},
+		{"documents", order{blocks: 9, banded: true}, 2, []int{1, 5, 18}, 0, 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			rows := each * c.o.blocks
@@ -137,6 +139,9 @@ func TestTurns(t *testing.T) {
 				end := rows
 				if c.window > 0 {
 					end = min(rows, each*(keys+1)+c.window)
+				}
+				if c.doc > 0 { // its last block has the first rows of the next document
+					end = min(rows, each*((keys+c.doc)/c.doc*c.doc)+keys%c.doc/(c.doc-1)*each*c.doc)
 				}
 				return [2]int{each * keys, end}
 			}
@@ -226,6 +231,41 @@ func TestWalks(t *testing.T) {
 		f := Flash{Tiles: c.tiles, Tensors: Tensors{Q: like(8), K: like(2)}}
 		if o := f.orderOf(s, 132); o.fold > 0 != c.folds || o.beside > 0 != c.walk {
 			t.Errorf("%s: %+v, want fold %t, all heads at each step %t", c.name, o, c.folds, c.walk)
+		}
+	}
+}
+
+// TestBanded checks which tiles let a block wait for the block before it in the rows of that block alone.
+func TestBanded(t *testing.T) {
+	const keys = 128
+	causal, full := partition.Band{Lo: -partition.Unbounded}, partition.Full()
+	tile := func(klo, khi, qlo, qhi int, band partition.Band) partition.Tile {
+		return partition.Tile{Q: partition.Range{Lo: qlo, Hi: qhi}, K: partition.Range{Lo: klo, Hi: khi}, Band: band}
+	}
+	for _, c := range []struct {
+		name  string
+		tiles []partition.Tile
+		want  bool
+	}{
+		{"causal", []partition.Tile{tile(0, 512, 0, 512, causal)}, true},
+		{"a window", []partition.Tile{tile(0, 512, 0, 512, partition.Band{Lo: -99})}, true},
+		{"no mask", []partition.Tile{tile(0, 512, 0, 512, full)}, true},
+		{"documents", []partition.Tile{tile(0, 70, 0, 70, causal), tile(70, 100, 70, 100, causal),
+			tile(100, 512, 100, 512, causal)}, true},
+		{"two windows", []partition.Tile{tile(0, 256, 0, 256, partition.Band{Lo: -99}),
+			tile(256, 512, 256, 512, partition.Band{Lo: -99})}, true},
+		{"keys of another rank before its own", []partition.Tile{tile(0, 256, 0, 256, full),
+			tile(256, 512, 0, 256, partition.Band{Lo: -partition.Unbounded, Hi: 256})}, true},
+		{"a document in two parts", []partition.Tile{tile(0, 128, 0, 128, causal), tile(0, 128, 256, 384, full),
+			tile(128, 256, 128, 256, causal), tile(256, 384, 256, 384, causal)}, false},
+		{"later keys see earlier queries", []partition.Tile{tile(0, 128, 0, 256, full), tile(128, 256, 256, 512, full),
+			tile(256, 384, 0, 256, full)}, false},
+		{"later keys see more of earlier queries", []partition.Tile{tile(0, 128, 0, 256, full),
+			tile(128, 256, 128, 256, full), tile(256, 384, 0, 256, full)}, false},
+	} {
+		f := Flash{Tiles: c.tiles}
+		if got := banded(ownTiles(f.Tiles, true), 0, 4, keys); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
 		}
 	}
 }

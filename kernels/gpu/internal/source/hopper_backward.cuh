@@ -18,9 +18,9 @@ struct HopperBackward {
   TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
   unsigned* progress; // ORDERED: of each block of keys, consumer and head of q, by batch; initially 0. See Progress
   const int* order;            // not ORDERED: the blocks of keys, most queries first; NULL: ascending
-  // The first block of keys, and their number. ORDERED: each sees some query, banded if there is only one tile. fold
-  // and beside set the order, if fold is not 0; otherwise, not ORDERED, the last `together` blocks run after the others
-  // of all heads. See turn, and for beside also Heads.
+  // The first block of keys, and their number. ORDERED: each sees some query; banded if the rows to which a block and
+  // any earlier one add are rows of the block before it. fold and beside set the order, if fold is not 0; otherwise, not
+  // ORDERED, the last `together` blocks run after the others of all heads. See turn, and for beside also Heads.
   int start, blocks, banded, fold, beside, together;
   int fresh_lo, fresh_hi; // keys whose dK and dV are not initialised
   const unsigned* needs;  // see pass_gates of hopper_gates.cuh
@@ -155,9 +155,9 @@ __device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base
   int first = 0, end = b.p.seq_q;
   if (!t.behind && t.before >= 0) {
     KeyWalk walk(b.p, (b.start + t.before) * BN);
+    first = walk.next() ? walk.other : 0;
     walk.restart_down();
     end = walk.previous() ? walk.end : 0;
-    first = walk.begin;
   }
   store_shared(base + Shared::TURN, t.keys, t.kv_head, t.before, (b.start + t.keys) * BN);
   store_shared(base + Shared::TURN + 16, first, end, t.behind, 0);
