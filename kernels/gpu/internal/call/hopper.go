@@ -1,6 +1,8 @@
 package call
 
 import (
+	"slices"
+
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -158,14 +160,15 @@ func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Ra
 		blocks = o.blocks
 		p.Start, p.Fold, p.Beside = int32(o.start), int32(o.fold), int32(o.beside)
 	} else {
-		order := steps
+		order, most := steps, f.stepsBeside(l.Maps[0].Rows)
 		if longest, ok := f.documents(s, sms.Taken, len(steps)); ok {
 			order, p.Beside = longest, 1
+			most = min(most, slices.Max(steps)/3) // since they visit all heads at each step
 		}
 		if l.Lists.Order = longestFirst(order, false); l.Lists.Order != nil {
 			l.Lists.Order = l.Lists.Order[:blocks]
 		}
-		p.Together = int32(shortLast(steps, heads, sms.Taken, f.stepsBeside(l.Maps[0].Rows)))
+		p.Together = int32(shortLast(steps, heads, sms.Taken, most))
 	}
 	p.Blocks = int32(blocks)
 	l.Grid[0] = blocks * heads

@@ -48,9 +48,9 @@ func TestShortLast(t *testing.T) {
 		heads, sms, most int
 		want             int
 	}{
-		{[]int{8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 8, 4},    // 2 (1 + 2 + 3) are less than 2 times 8
-		{[]int{1, 5, 0, 3, 0, 8}, 2, 2, 8, 3},          // in any order, without blocks that have no step
-		{[]int{8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 3, 3},    // none with more than 3 steps
+		{[]int{8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 8, 3},    // 2 (1 + 2 + 3) are one and a half times 4, on 2 SMs
+		{[]int{1, 5, 0, 3, 0, 8}, 2, 2, 8, 3},          // 2 (1 + 3 + 5) are more than 2 times 8; 0 is no block
+		{[]int{8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 2, 2},    // none with more than 2 steps
 		{[]int{8, 8, 8, 8}, 1, 132, 8, 4},              // fewer blocks than SMs
 		{[]int{8, 8, 8, 8}, 8, 132, 7, 0},              // all have more than 7 steps
 		{[]int{66, 66, 66, 50, 30, 10}, 100, 1, 99, 1}, // one is enough
@@ -161,12 +161,12 @@ func TestFreeTurnsOnHost(t *testing.T) {
 		{1, 2, 3, true, false, false, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: causal}}},
 		{1, 1, 3, true, false, true, []partition.Tile{{Q: span(0, 130), K: span(0, 130), Band: causal},
 			{Q: span(130, 300), K: span(140, 300), Band: partition.Full()}}},
-		{1, 1, 2, false, true, true, []partition.Tile{{Q: span(0, 100), K: span(0, 100), Band: causal},
+		{1, 0, 2, false, true, true, []partition.Tile{{Q: span(0, 100), K: span(0, 100), Band: causal},
 			{Q: span(100, 300), K: span(260, 300), Band: partition.Full()}}},
 		{8, 3, 3, true, true, true, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: partition.Full()}}},
 		{2, 0, 3, true, false, true, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: causal}}},
 		{2, 2, 3, true, true, true, []partition.Tile{{Q: span(128, 300), K: span(0, 300), Band: causal}}},
-		{2, 3, 3, true, true, true, []partition.Tile{{Q: span(0, 70), K: span(0, 70), Band: causal},
+		{2, 1, 3, true, true, true, []partition.Tile{{Q: span(0, 70), K: span(0, 70), Band: causal},
 			{Q: span(70, 300), K: span(70, 300), Band: causal}}}, // all heads at each step
 	} {
 		if testing.Short() && !c.short {

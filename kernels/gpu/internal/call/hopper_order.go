@@ -281,12 +281,12 @@ func longestFirst(steps []int, down bool) []int32 {
 }
 
 // shortLast returns the number of a head's shortest blocks that run after the other blocks of all heads, so that SMs
-// finish at the same time. They keep every SM busy for the steps of the longest block, or of twice the shortest one of
-// the others, which is near the end of them. None has more than most steps.
+// finish at the same time. They keep every SM busy for the steps of the longest block, or for one and a half times
+// those of the shortest other block, which is near the end of the others. None has more than most steps.
 func shortLast(steps []int, heads, sms, most int) (count int) {
 	work, longest := 0, slices.Max(steps)
 	for _, n := range slices.Sorted(slices.Values(steps)) {
-		if work >= sms*min(longest, 2*n) && n > 0 || n > most {
+		if 2*work >= sms*min(2*longest, 3*n) && n > 0 || n > most {
 			break
 		}
 		if n > 0 {
