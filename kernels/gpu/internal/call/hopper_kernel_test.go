@@ -494,33 +494,32 @@ func TestBadRowsStayInTheirTileOnHost(t *testing.T) {
 }
 
 // TestLostTurnOnHost checks that a block of keys that never gets its turn reports itself and the block for which it
-// waited.
+// waited, in the rows of any of that block's tiles.
 func TestLostTurnOnHost(t *testing.T) {
-	k := &hostFlash{newHost(t), true, large}
-	m, err := k.alloc(int64(unsafe.Sizeof(source.HopperFault{})))
-	ok(t, err)
-	x := hostHopper{hostFlash: k, sms: 4, fault: (*source.HopperFault)(m.Ptr())}
-	all := partition.Range{Hi: 300}
-	v := func(dtype tensor.DType, dim int) View {
-		m, err := k.alloc(int64(300 * dim * dtype.Size()))
-		ok(t, err)
-		return tensor.Dense(m, dtype, 0, [4]int{1, 300, 1, dim})
+	tile := func(keys, from, to int) partition.Tile {
+		return partition.Tile{Q: partition.Range{Lo: from, Hi: to}, K: partition.Range{Hi: keys}, Band: partition.Full()}
 	}
-	q, do := v(tensor.BF16, 128), v(tensor.BF16, 128)
-	pass, err := x.Backward(
-		v(tensor.F32, 128),
-		do,
-		q,
-		attention.Saved{O: v(tensor.F32, 128), LSE: v(tensor.F32, 1), Delta: v(tensor.F32, 1)},
-		attention.Softmax{Scale: 1},
-	)
-	ok(t, err)
-	err = pass.Block(attention.GradBlock{
-		Block:    attention.Block{K: q, V: do, Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Full()}}},
-		KeyGrads: attention.KeyGrads{DK: v(tensor.F32, 128), DV: v(tensor.F32, 128)}, Fresh: all,
-	})
-	if want := (source.HopperFault{Keys1: 2}); err == nil || *x.fault != want {
-		t.Errorf("the error is %v, the report %+v, want %+v", err, *x.fault, want)
+	for _, tiles := range [][]partition.Tile{{tile(300, 0, 300)}, {tile(256, 0, 128), tile(128, 128, 300)}} {
+		k := &hostFlash{newHost(t), true, large} // a report ends it
+		m, err := k.alloc(int64(unsafe.Sizeof(source.HopperFault{})))
+		ok(t, err)
+		x := hostHopper{hostFlash: k, sms: 4, fault: (*source.HopperFault)(m.Ptr())}
+		v := func(dtype tensor.DType, dim int) View {
+			m, err := k.alloc(int64(300 * dim * dtype.Size()))
+			ok(t, err)
+			return tensor.Dense(m, dtype, 0, [4]int{1, 300, 1, dim})
+		}
+		q, do := v(tensor.BF16, 128), v(tensor.BF16, 128)
+		saved := attention.Saved{O: v(tensor.F32, 128), LSE: v(tensor.F32, 1), Delta: v(tensor.F32, 1)}
+		pass, err := x.Backward(v(tensor.F32, 128), do, q, saved, attention.Softmax{Scale: 1})
+		ok(t, err)
+		err = pass.Block(attention.GradBlock{
+			Block:    attention.Block{K: q, V: do, Tiles: tiles},
+			KeyGrads: attention.KeyGrads{DK: v(tensor.F32, 128), DV: v(tensor.F32, 128)}, Fresh: partition.Range{Hi: 300},
+		})
+		if want := (source.HopperFault{Keys1: 2}); err == nil || *x.fault != want {
+			t.Errorf("%v: the error is %v, the report %+v, want %+v", tiles, err, *x.fault, want)
+		}
 	}
 }
 

@@ -21,7 +21,7 @@ func (f *Flash) HopperOrdered(s source.HopperShape, sms SMs, fresh partition.Ran
 	l.Progress = o.blocks * f.Q.Len(tensor.Heads) * l.Grid[2] * s.KeyGroups
 	p := &l.Params
 	p.Start, p.Blocks, p.Fold, p.Beside = int32(o.start), int32(o.blocks), int32(o.fold), int32(o.beside)
-	if o.banded {
+	if banded(ownTiles(f.Tiles, true), s.OwnKeys(), o.start, o.blocks) {
 		p.Banded = 1
 	}
 	l.share(sms)
@@ -56,7 +56,6 @@ func (f *Flash) HasOrder(s source.HopperShape) bool {
 // go over all heads at each step. In windows that is slower, as measured, but not at head dim 64.
 type order struct {
 	start, blocks int
-	banded        bool
 	fold, beside  int
 }
 
@@ -67,7 +66,6 @@ func (f *Flash) orderOf(s source.HopperShape, sms int) order {
 	reach := int(own[len(own)-1].Reach)
 	o := order{start: int(own[0].OwnLo) / keys}
 	o.blocks = (reach+keys-1)/keys - o.start
-	o.banded = banded(own, o.start, o.blocks, keys)
 	first, one := own[0], len(own) == 1
 	window := one && int(first.OwnLo)+int(first.Hi)+1 < int(first.OtherHi)
 	if one && shrinks(first) {
@@ -80,14 +78,12 @@ func (f *Flash) orderOf(s source.HopperShape, sms int) order {
 
 // banded reports whether the rows to which a block and any earlier one add are rows of the block before it, as in
 // windows and packed documents. Then a block waits in these rows alone.
-func banded(own []source.FlashTile, start, blocks, keys int) bool {
+func banded(own []source.FlashTile, keys, start, blocks int) bool {
 	rows, count := make([]partition.Range, start+blocks), make([]int, start+blocks)
 	for _, t := range own {
 		eachBlock(t, start+blocks, keys, func(b, lo, hi int) {
-			r := partition.Range{Lo: max(int(t.OtherLo), lo+int(t.Lo)), Hi: min(int(t.OtherHi), hi+int(t.Hi))}
-			if r.Len() > 0 {
-				rows[b], count[b] = rows[b].Hull(r), count[b]+r.Len()
-			}
+			r := others(t, lo, hi, 1)
+			rows[b], count[b] = rows[b].Hull(r), count[b]+r.Len()
 		})
 	}
 	reach := 0 // of all earlier blocks

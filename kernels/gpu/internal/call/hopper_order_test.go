@@ -16,7 +16,13 @@ type turnOf struct {
 	behind             bool
 }
 
-func (o order) turn(number, heads int) turnOf {
+// turns has an order, and whether blocks wait only in rows of the block before.
+type turns struct {
+	order
+	banded bool
+}
+
+func (o turns) turn(number, heads int) turnOf {
 	if o.fold == 0 {
 		keys := number % o.blocks
 		return turnOf{keys, number / o.blocks, keys - 1, !o.banded}
@@ -54,7 +60,7 @@ type place struct{ head, query, row int }
 
 // run lets blocks add in random order, limited to a number of concurrent blocks. It returns the order of blocks that
 // have added to each place, or nil after a deadlock.
-func (o order) run(rng *rand.Rand, heads, queries, atOnce, rows int, sees func(keys int) [2]int) map[place][]int {
+func (o turns) run(rng *rand.Rand, heads, queries, atOnce, rows int, sees func(keys int) [2]int) map[place][]int {
 	added, progress := map[place][]int{}, map[[3]int]int{} // progress of a head, block of keys, and query head
 	beside := rng.IntN(2) == 0
 	var running []*adder
@@ -119,19 +125,19 @@ func TestTurns(t *testing.T) {
 	const queries, each = 3, 2 // query heads of a group; rows for a block of keys
 	for _, c := range []struct {
 		name   string
-		o      order
+		o      turns
 		heads  int
 		atOnce []int
 		window int // visible rows of a block's last key; 0: all later rows
 		doc    int // blocks to a document; 0: all
 	}{
-		{"fold", order{blocks: 8, banded: true, fold: 4, beside: 1}, 1, []int{1, 8}, 0, 0},
-		{"fold, in parts", order{blocks: 9, banded: true, fold: 2, beside: 2}, 2, []int{1, 3, 5, 18}, 0, 0},
-		{"fold, the last part short", order{blocks: 13, banded: true, fold: 3, beside: 2}, 3, []int{2, 6, 11}, 0, 0},
-		{"one by one", order{blocks: 7, banded: true}, 2, []int{1, 4, 14}, 0, 0},
-		{"a window", order{blocks: 9, banded: true}, 2, []int{1, 4, 18}, 3, 0},
-		{"several tiles", order{blocks: 6}, 2, []int{1, 5, 12}, 3, 0},
-		{"documents", order{blocks: 9, banded: true}, 2, []int{1, 5, 18}, 0, 3},
+		{"fold", turns{order{blocks: 8, fold: 4, beside: 1}, true}, 1, []int{1, 8}, 0, 0},
+		{"fold, in parts", turns{order{blocks: 9, fold: 2, beside: 2}, true}, 2, []int{1, 3, 5, 18}, 0, 0},
+		{"fold, the last part short", turns{order{blocks: 13, fold: 3, beside: 2}, true}, 3, []int{2, 6, 11}, 0, 0},
+		{"one by one", turns{order{blocks: 7}, true}, 2, []int{1, 4, 14}, 0, 0},
+		{"a window", turns{order{blocks: 9}, true}, 2, []int{1, 4, 18}, 3, 0},
+		{"several tiles", turns{order{blocks: 6}, false}, 2, []int{1, 5, 12}, 3, 0},
+		{"documents", turns{order{blocks: 9}, true}, 2, []int{1, 5, 18}, 0, 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			rows := each * c.o.blocks
@@ -141,7 +147,7 @@ func TestTurns(t *testing.T) {
 					end = min(rows, each*(keys+1)+c.window)
 				}
 				if c.doc > 0 { // its last block has the first rows of the next document
-					end = min(rows, each*((keys+c.doc)/c.doc*c.doc)+keys%c.doc/(c.doc-1)*each*c.doc)
+					end = min(rows, each*c.doc*((keys+1)/c.doc+1))
 				}
 				return [2]int{each * keys, end}
 			}
@@ -237,7 +243,7 @@ func TestWalks(t *testing.T) {
 
 // TestBanded checks which tiles let a block wait for the block before it in the rows of that block alone.
 func TestBanded(t *testing.T) {
-	const keys = 128
+	shape, _ := source.HopperShapeFor(128, 128) // blocks of 128 keys
 	causal, full := partition.Band{Lo: -partition.Unbounded}, partition.Full()
 	tile := func(klo, khi, qlo, qhi int, band partition.Band) partition.Tile {
 		return partition.Tile{Q: partition.Range{Lo: qlo, Hi: qhi}, K: partition.Range{Lo: klo, Hi: khi}, Band: band}
@@ -260,11 +266,19 @@ func TestBanded(t *testing.T) {
 			tile(128, 256, 128, 256, causal), tile(256, 384, 256, 384, causal)}, false},
 		{"later keys see earlier queries", []partition.Tile{tile(0, 128, 0, 256, full), tile(128, 256, 256, 512, full),
 			tile(256, 384, 0, 256, full)}, false},
+		{"the block before sees fewer queries", []partition.Tile{tile(0, 128, 0, 256, full),
+			tile(128, 256, 0, 128, full), tile(256, 384, 0, 256, full)}, false},
+		{"the block before sees queries around", []partition.Tile{tile(0, 128, 0, 384, full),
+			tile(128, 256, 0, 128, full), tile(128, 256, 256, 384, full), tile(256, 384, 128, 256, full)}, false},
 		{"later keys see more of earlier queries", []partition.Tile{tile(0, 128, 0, 256, full),
 			tile(128, 256, 128, 256, full), tile(256, 384, 0, 256, full)}, false},
 	} {
-		f := Flash{Tiles: c.tiles}
-		if got := banded(ownTiles(f.Tiles, true), 0, 4, keys); got != c.want {
+		like := func(t tensor.DType) View { return tensor.New(t, 1, 512, 1, 128) }
+		f := Flash{Tiles: c.tiles, Tensors: Tensors{
+			Q: like(tensor.BF16), K: like(tensor.BF16), V: like(tensor.BF16), DO: like(tensor.BF16),
+			DQ: like(tensor.F32), DK: like(tensor.F32), DV: like(tensor.F32),
+		}}
+		if got := f.HopperOrdered(shape, SMs{132, 132}, partition.Range{}).Params.Banded == 1; got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
 	}
