@@ -277,8 +277,8 @@ func longestFirst(steps []int, down bool) []int32 {
 }
 
 // shortLast returns the number of a head's shortest blocks that run after the other blocks of all heads, so that SMs
-// finish at the same time. They keep every SM busy for the steps of the longest block, or for one and a half times
-// those of the shortest other block, which is near the end of the others. None has more than most steps.
+// finish at the same time. They keep every SM busy for the steps of the longest block, or for one and a half
+// times the steps of the shortest other block, near the end of the others. None has more than most steps.
 func shortLast(steps []int, heads, sms, most int) (count int) {
 	work, longest := 0, slices.Max(steps)
 	for _, n := range slices.Sorted(slices.Values(steps)) {

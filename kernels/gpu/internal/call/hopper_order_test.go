@@ -10,13 +10,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// turnOf does what turn in hopper_backward.cuh does. TestTurnsOnHost runs the original.
+// A turnOf is the result of turns.turn, a copy of turn in hopper_backward.cuh. TestTurnsOnHost runs the original.
 type turnOf struct {
 	keys, head, before int
 	behind             bool
 }
 
-// turns has an order, and whether blocks wait only in rows of the block before.
+// turns adds to an order whether blocks wait only in rows of the block before.
 type turns struct {
 	order
 	banded bool
