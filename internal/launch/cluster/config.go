@@ -26,7 +26,7 @@ type Config struct {
 	// Listen is this host's IP address on the job's network, for control connections and for workers.
 	Listen string
 	// Port is the port of the job's rendezvous if this agent may be there, else 0. If another process uses the port,
-	// this agent takes a free one.
+	// this agent takes a free one, and Port too as soon as that is free.
 	Port int
 	// Meets says that this host is the rendezvous: its agent that gets Port leads until the first start. An agent whose
 	// dial of the first seed reaches itself leads as well.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"sync"
 	"time"
 
@@ -158,8 +159,32 @@ func (m *Membership) dial(addr string) {
 		if err == nil {
 			m.admit(l, addr)
 		}
-		m.post(func() { m.coord.dialed(addr, err) })
+		m.post(func() {
+			if err != nil && m.absent {
+				m.meet()
+			}
+			m.coord.dialed(addr, err)
+		})
 	})
+}
+
+// meet listens at the rendezvous too, once the process that used its port at the start has left it. The next dial of
+// the rendezvous reaches this agent.
+func (m *Membership) meet() {
+	ln, err := m.cfg.Network.Listen(net.JoinHostPort(m.cfg.Listen, strconv.Itoa(m.cfg.Port)))
+	if err != nil {
+		return
+	}
+	m.absent = false
+	acceptor := m.accept(ln)
+	m.group.Go(func() {
+		<-m.ctx.Done()
+		acceptor.Close()
+	})
+}
+
+func (m *Membership) accept(ln net.Listener) *wire.Acceptor {
+	return wire.Open(ln, &m.wireConfig, func(l *wire.Link) { m.admit(l, "") }, m.gossip.Accept, m.onRefused)
 }
 
 func (m *Membership) connect(addr string) (*wire.Link, error) {

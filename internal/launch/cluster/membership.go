@@ -46,6 +46,7 @@ type Membership struct {
 	coord    *coordinator          // used by loop alone
 	links    map[string]*wire.Link // used by loop alone, as linkedAt
 	linkedAt map[string]time.Time  // when each connection came up
+	absent   bool                  // another process used cfg.Port; used by loop alone
 	frame    wire.Frame            // of sending; used by loop alone
 	sending  *message              // the last sent message; used by loop alone
 
@@ -101,9 +102,9 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 		return nil, err
 	}
 	m.coord = newCoordinator(&m.cfg, m.self, m, time.Now())
-	m.coord.atRendezvous = cfg.Meets && rendezvous
+	m.coord.atRendezvous, m.absent = cfg.Meets && rendezvous, cfg.Port != 0 && !rendezvous
 	m.renewHello()
-	m.acceptor = wire.Open(ln, &m.wireConfig, func(l *wire.Link) { m.admit(l, "") }, m.gossip.Accept, m.onRefused)
+	m.acceptor = m.accept(ln)
 	m.group.Go(m.loop)
 	return m, nil
 }

@@ -180,6 +180,40 @@ func TestJobOfFourNodes(t *testing.T) {
 	}
 }
 
+// TestTakenRendezvous checks that the agent of the rendezvous takes its port once another process has left it.
+func TestTakenRendezvous(t *testing.T) {
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	asked := make(chan bool, 1)
+	go func() { // ends with the listener
+		for conn, err := other.Accept(); err == nil; conn, err = other.Accept() {
+			conn.Close()
+			put(asked, true)
+		}
+	}()
+	var hosts []*host
+	for i := range 2 {
+		hosts = append(hosts, joinOne(t, other.Addr().(*net.TCPAddr).Port, i, 2, func(i int, c *Config) {
+			c.NodeRank, c.Meets, c.JoinTimeout = i, i == 0, time.Minute
+			if i == 1 {
+				c.Port = 0
+			}
+		}))
+	}
+	<-asked
+	other.Close()
+	forAll(t, hosts, func(h *host) error {
+		if _, err := h.starts(t.Context()); err != nil {
+			return err
+		}
+		h.End(t.Context(), launch.Ending{})
+		return h.Close(0, "")
+	})
+}
+
 // TestFailureAndRestart checks that a failure on one node ends the start on all, and another follows.
 func TestFailureAndRestart(t *testing.T) {
 	hosts := joinAll(t, 3, nil)
