@@ -147,6 +147,26 @@ func TestJobsDoNotFight(t *testing.T) {
 }
 
 // The error of a second lock names the holder.
+// A second name of the lock file may be that of a file which is not cprun's.
+func TestLockWritesNoHardLink(t *testing.T) {
+	dir, precious := rooted(t.TempDir()), filepath.Join(t.TempDir(), "precious")
+	if err := errors.Join(os.WriteFile(precious, []byte("precious"), 0o600),
+		os.Link(precious, filepath.Join(dir.Name(), lockName))); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Lock(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if text, err := os.ReadFile(precious); string(text) != "precious" {
+		t.Errorf("it contains %q now, %v", text, err)
+	}
+	if _, err := Lock(dir, ""); !errors.Is(err, errLocked) {
+		t.Errorf("a second lock: %v", err)
+	}
+}
+
 func TestLockNamesItsHolder(t *testing.T) {
 	dir := rooted(t.TempDir())
 	first, err := Lock(dir, "mine")

@@ -234,8 +234,9 @@ func Lock(dir *os.Root, job string) (*os.File, error) {
 	}
 	o := newOrigin()
 	o.Job = job
-	if err := f.Truncate(0); err == nil {
-		_, _ = f.WriteAt(append(encode(o), '\n'), 0) // for people only
+	// The text is for people only. A second name of the file may mean that it is not cprun's.
+	if st, err := f.Stat(); err == nil && st.Sys().(*syscall.Stat_t).Nlink == 1 && f.Truncate(0) == nil {
+		_, _ = f.WriteAt(append(encode(o), '\n'), 0)
 	}
 	return f, nil
 }
