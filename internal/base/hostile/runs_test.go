@@ -208,7 +208,7 @@ func runs() (all []input) {
 	add("many checkpoints", func(p *sandbox) {
 		n := 2_000
 		if *share == 1 {
-			n = 20_000 // making and removing these takes longest
+			n = 10_000 // making and removing these takes longest
 		}
 		for i := range n {
 			p.must(os.Mkdir(p.path(fmt.Sprintf("run/checkpoints/step-%08d", i+10)), 0o755))

@@ -159,10 +159,23 @@ func resuming(args []string) []string {
 // plain lists the characters that need no quotes in a shell.
 const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+,-./:=@_"
 
+// shell returns a command line for a shell. Characters that a terminal must not print become $'\012', which bash, zsh
+// and ksh read.
 func shell(args []string) string {
 	quoted := make([]string, len(args))
 	for i, a := range args {
-		if a == "" || strings.Trim(a, plain) != "" {
+		switch {
+		case terminal.Line(a) != a:
+			var b strings.Builder
+			for _, c := range []byte(a) {
+				if c < ' ' || c >= 0x7f || c == '\'' || c == '\\' {
+					fmt.Fprintf(&b, `\%03o`, c)
+				} else {
+					b.WriteByte(c)
+				}
+			}
+			a = "$'" + b.String() + "'"
+		case a == "" || strings.Trim(a, plain) != "":
 			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
 		}
 		quoted[i] = a

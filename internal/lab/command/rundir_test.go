@@ -1,0 +1,25 @@
+package command
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/base/terminal"
+)
+
+// A shell reads back each word of a command line, which a terminal can print.
+func TestShell(t *testing.T) {
+	for _, word := range []string{"", "plain-1", "two words", "it's $HOME", "a\nFORGED", "\x1b[2J'\\'", "é\u202e7", "\xff1"} {
+		line := shell([]string{"printf", "%s", word})
+		if got := terminal.Line(line); got != line {
+			t.Errorf("%q: a terminal shows %q as %q", word, line, got)
+		}
+		if out, err := exec.Command("bash", "-c", line).Output(); err != nil || string(out) != word {
+			t.Errorf("%q: bash reads %q as %q, %v", word, line, out, err)
+		}
+	}
+	if got := shell([]string{"cprun", "train.yaml"}); strings.ContainsAny(got, "'$") {
+		t.Errorf("plain words are quoted: %s", got)
+	}
+}
