@@ -19,7 +19,10 @@ import (
 	"unicode"
 )
 
-var share = flag.Int("share", 20, "try each share-th input of a kind; 1: all")
+var (
+	share = flag.Int("share", 20, "try each share-th input of a kind; 1: all")
+	begin = flag.Int("begin", 0, "the first of these inputs")
+)
 
 // The limits of one process.
 const (
@@ -162,7 +165,7 @@ func TestHostile(t *testing.T) {
 		n, kind := 0, all[0].kind
 		t.Run(kind, func(t *testing.T) {
 			free := newTokens(runtime.GOMAXPROCS(0))
-			for i := 0; i < len(all); i += step {
+			for i := *begin % step; i < len(all); i += step {
 				in := all[i]
 				n++
 				t.Run(fmt.Sprintf("%d_%s", i, terminalName(in.name)), func(t *testing.T) {
