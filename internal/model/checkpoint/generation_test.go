@@ -146,7 +146,6 @@ func TestJobsDoNotFight(t *testing.T) {
 	}
 }
 
-// The error of a second lock names the holder.
 // A second name of the lock file may be that of a file which is not cprun's.
 func TestLockWritesNoHardLink(t *testing.T) {
 	dir, precious := rooted(t.TempDir()), filepath.Join(t.TempDir(), "precious")
@@ -167,6 +166,7 @@ func TestLockWritesNoHardLink(t *testing.T) {
 	}
 }
 
+// The error of a second lock names the holder.
 func TestLockNamesItsHolder(t *testing.T) {
 	dir := rooted(t.TempDir())
 	first, err := Lock(dir, "mine")
