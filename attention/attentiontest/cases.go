@@ -28,6 +28,7 @@ type Case struct {
 	PartFresh      bool    // with Started: the middle third of their rows does not
 	Scores         *Scores // nil: nothing is added to scores, and nothing kept of them
 	Folded         bool    // gradients from elsewhere are folded into all of them except the first quarter
+	GradsOnly      int     // the last keys of one call, which no query sees: it gets their gradients alone
 }
 
 // Layout is how the views of a case lie in memory.
@@ -227,9 +228,18 @@ func foldCases() []Case {
 	foldedPart.Name, foldedPart.Folded, foldedPart.Layout,
 		foldedPart.SeqK = "folds into gradients that hold something in part", true, Padded, 140
 	foldedPart.Tiles = []partition.Tile{tile(0, 70, 50, 139, causal(60))}
+	more := base("more gradients than keys")
+	more.SeqK, more.GradsOnly, more.Batch = 450, 389, 2
+	more.Tiles = []partition.Tile{tile(0, 70, 0, 61, causal(10))}
+	few := more
+	few.Name, few.SeqK, few.GradsOnly = "a few more gradients than keys", 70, 9
+	moreFolded := more
+	moreFolded.Name, moreFolded.Folded = "folds into more gradients than keys", true
+	moreStarted := more
+	moreStarted.Name, moreStarted.Started, moreStarted.PartFresh = "more gradients than keys, in part fresh", true, true
 	capped := base("calls with a soft cap")
 	capped.Softmax.Softcap, capped.Calls, capped.Layout = 10, 3, Padded
-	return append(cs, started, part, foldedPart, capped)
+	return append(cs, started, part, foldedPart, more, few, moreFolded, moreStarted, capped)
 }
 
 func emptyCases() []Case {
@@ -250,9 +260,10 @@ func emptyCases() []Case {
 	return []Case{none, unset, noQueries, noKeys, hidden, some, one}
 }
 
-// A call is one block of keys [lo, hi) and its tiles, in indices of the block.
+// A call is one block of keys [lo, sent) and its tiles, in indices of the block. It adds to gradients of keys [lo, hi).
 type call struct {
 	lo, hi  int
+	sent    int
 	tiles   []partition.Tile
 	columns []int
 }
@@ -262,7 +273,7 @@ func (c call) block(s *set, calls []call, i int) attention.Block {
 		return slices.ContainsFunc(calls, func(c call) bool { return len(c.tiles) > 0 })
 	}
 	return attention.Block{
-		K: c.of(s.k), V: c.of(s.v), Tiles: c.tiles, Columns: c.columns,
+		K: s.k.Slice(tensor.Seq, c.lo, c.sent), V: s.v.Slice(tensor.Seq, c.lo, c.sent), Tiles: c.tiles, Columns: c.columns,
 		First: len(c.tiles) > 0 && !tiles(calls[:i]), Last: len(c.tiles) > 0 && !tiles(calls[i+1:]),
 	}
 }
@@ -298,8 +309,9 @@ func (c Case) calls() []call {
 	var calls []call
 	for i := range n {
 		b := call{lo: i * c.SeqK / n, hi: (i + 1) * c.SeqK / n}
+		b.sent = b.hi - c.GradsOnly
 		if c.Scores != nil {
-			b.columns = c.columns()[b.lo:b.hi]
+			b.columns = c.columns()[b.lo:b.sent]
 		}
 		for _, t := range c.Tiles {
 			lo, hi := max(t.K.Lo, b.lo), min(t.K.Hi, b.hi)
@@ -374,6 +386,13 @@ func RandomCase(seed uint64) Case {
 	c.Softmax = attention.Softmax{Scale: 1 / math.Sqrt(float64(c.Dim))}
 	if rng.IntN(3) == 0 {
 		c.Softmax.Softcap = 1 + 40*rng.Float64()
+	}
+	if c.Calls == 1 {
+		reach := 0
+		for _, t := range c.Tiles {
+			reach = max(reach, t.K.Hi)
+		}
+		c.GradsOnly = rng.IntN(c.SeqK - reach + 1)
 	}
 	return c
 }

@@ -206,9 +206,10 @@ func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partiti
 	}
 	all := func(_ source.FlashTile, lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
 	l.Lists.Needs, l.Lists.Gates = f.gates(ownTiles(f.Tiles, true), len(steps), keys, all)
-	// A block without a step does not write its keys.
+	// A block without a step does not write its keys, and there may be more fresh gradients than keys.
 	first, end := fresh.Lo/keys, (fresh.Hi+keys-1)/keys
-	if l.SetsFresh = fresh.Len() > 0 && working(steps[first:end]) == end-first; l.SetsFresh {
+	l.SetsFresh = fresh.Len() > 0 && end <= len(steps) && working(steps[first:end]) == end-first
+	if l.SetsFresh {
 		l.Params.FreshLo, l.Params.FreshHi = int32(fresh.Lo), int32(fresh.Hi)
 	}
 	return l, steps
