@@ -38,7 +38,7 @@ type gpuCheck struct {
 
 const gpuPinned = 32 << 20
 
-func newGPURig(rank int, reserve int64) (*gpuRig, error) {
+func newGPURig(rank int) (*gpuRig, error) {
 	n, err := cuda.Count()
 	if err != nil {
 		return nil, err
@@ -48,9 +48,6 @@ func newGPURig(rank int, reserve int64) (*gpuRig, error) {
 	}
 	g := &gpuRig{}
 	if g.dev, err = cuda.Open(rank % n); err != nil {
-		return nil, err
-	}
-	if err := g.dev.Reserve(reserve); err != nil {
 		return nil, err
 	}
 	if g.compute, err = g.dev.NewStream(fmt.Sprintf("compute %d", rank), false); err != nil {
@@ -121,7 +118,7 @@ func gpuConfig(host *comm.Group, g *gpuRig) config {
 
 // gpuProcess makes a rank with a GPU, in a process of its own.
 func gpuProcess(ctx context.Context, host *comm.Group, _ string) (*Rank, error) {
-	g, err := newGPURig(host.Rank(), 64<<20)
+	g, err := newGPURig(host.Rank())
 	if err != nil {
 		return nil, err
 	}
@@ -133,11 +130,11 @@ func gpuProcess(ctx context.Context, host *comm.Group, _ string) (*Rank, error) 
 }
 
 // gpuRanks makes n ranks of this process, on as many GPUs as there are.
-func gpuRanks(t testing.TB, n int, reserve int64) []*Rank {
+func gpuRanks(t testing.TB, n int) []*Rank {
 	hosts, rigs := comm.NewLocal(n, nil, comm.Options{}), make([]*gpuRig, n)
 	for r := range n {
 		var err error
-		if rigs[r], err = newGPURig(r, reserve); err != nil {
+		if rigs[r], err = newGPURig(r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -169,7 +166,7 @@ func TestCopyEngineGPUCases(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4} {
 		t.Run(fmt.Sprintf("ranks=%d", n), func(t *testing.T) {
 			ctx := testContext(t)
-			eachRank(t, gpuRanks(t, n, 64<<20), func(r *Rank) error {
+			eachRank(t, gpuRanks(t, n), func(r *Rank) error {
 				if err := r.Ring(ctx, 3000, 5000); err != nil {
 					return fmt.Errorf("ring: %w", err)
 				}
@@ -201,7 +198,7 @@ func TestCopyEngineGPUCases(t *testing.T) {
 func TestCopyEngineGPUAbort(t *testing.T) {
 	ctx := testContext(t)
 	boom := errors.New("the loss is not a number")
-	ranks := gpuRanks(t, 2, 8<<20)
+	ranks := gpuRanks(t, 2)
 	eachRank(t, ranks, func(r *Rank) error {
 		v, err := r.rig.bytes(1 << 20)
 		if err != nil {
@@ -243,7 +240,7 @@ func BenchmarkCopyEngineRing(b *testing.B) {
 	if err != nil || n < 2 {
 		b.Skip("needs two GPUs")
 	}
-	ranks := gpuRanks(b, n, 3<<30)
+	ranks := gpuRanks(b, n)
 	for _, size := range []int{8, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30} {
 		b.Run(fmt.Sprintf("gpus=%d/bytes=%d", n, size), func(b *testing.B) {
 			b.SetBytes(int64(size))

@@ -26,7 +26,6 @@ func newFused(t testing.TB, options FusedOptions) fusedRig {
 	t.Helper()
 	dev, err := cuda.Open(0)
 	check(t, err)
-	check(t, dev.Reserve(2<<30)) // for the tests' allocations, which end with them
 	stream, err := dev.NewStream("compute", false)
 	check(t, err)
 	loader, err := NewLoader(dev)

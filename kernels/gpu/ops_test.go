@@ -35,7 +35,6 @@ func newCUDARig(t testing.TB) *cudaRig {
 	t.Helper()
 	dev, err := cuda.Open(0)
 	check(t, err)
-	check(t, dev.Reserve(2<<30))
 	stream, err := dev.NewStream("compute", false)
 	check(t, err)
 	loader, err := NewLoader(dev)

@@ -88,40 +88,40 @@ type alloc struct {
 	bytes int64
 }
 
-// A pool is the unused part of the memory that Reserve allocated.
+// A pool is the unused part of an allocation for small pieces.
 type pool struct {
 	addr, end uint64
 }
 
-const poolAlign = 512
+const (
+	poolAlign = 512
+	poolBytes = 16 << 20
+	piece     = 1 << 20 // the most of a small piece
+)
 
-// Reserve allocates the static arena of a run, from which Alloc allocates. Close frees it.
-func (d *Device) Reserve(bytes int64) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	a, err := d.take(bytes)
-	if err != nil {
-		return err
-	}
-	d.pool = pool{addr: a.addr, end: a.addr + uint64(a.bytes)}
-	return nil
-}
-
-// Alloc returns uninitialised memory from the arena, or from the driver if the arena is too small.
+// Alloc returns uninitialised memory. Close frees it. A large piece is an allocation of the driver by itself: a peer
+// that reaches it maps the whole allocation, which takes about 1 s for 75 GiB. Small pieces share allocations.
 func (d *Device) Alloc(bytes int64) (*Memory, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := (uint64(max(bytes, 1)) + poolAlign - 1) / poolAlign * poolAlign
-	if d.pool.end-d.pool.addr >= n {
-		m := &Memory{dev: d, addr: d.pool.addr, bytes: bytes}
-		d.pool.addr += n
-		return m, nil
+	if n > piece {
+		a, err := d.take(int64(n))
+		if err != nil {
+			return nil, err
+		}
+		return &Memory{dev: d, addr: a.addr, bytes: bytes}, nil
 	}
-	a, err := d.take(int64(n))
-	if err != nil {
-		return nil, err
+	if d.pool.end-d.pool.addr < n {
+		a, err := d.take(poolBytes)
+		if err != nil {
+			return nil, err
+		}
+		d.pool = pool{addr: a.addr, end: a.addr + poolBytes}
 	}
-	return &Memory{dev: d, addr: a.addr, bytes: bytes}, nil
+	m := &Memory{dev: d, addr: d.pool.addr, bytes: bytes}
+	d.pool.addr += n
+	return m, nil
 }
 
 // take allocates memory from the driver. The caller holds d.mu.
@@ -289,8 +289,7 @@ func (s *Stream) Idle() bool {
 // IPCHandle names an allocation to other processes of the host.
 type IPCHandle [C.sizeof_CUipcMemHandle]byte
 
-// Allocation returns the driver's allocation that contains addr; Reserve makes one allocation. It stays valid until
-// Close.
+// Allocation returns the driver's allocation that contains addr. It stays valid until Close.
 func (d *Device) Allocation(addr uint64) (base uint64, bytes int64, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -10,23 +10,27 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-func TestReserveIsHandedOut(t *testing.T) {
+func TestSmallPiecesShareAllocations(t *testing.T) {
 	d := device(t)
-	if err := d.Reserve(1 << 20); err != nil {
-		t.Fatal(err)
-	}
 	a, b := alloc0(t, d, 1000), alloc0(t, d, 1)
 	if a.addr%poolAlign != 0 || b.addr != a.addr+1024 {
 		t.Errorf("1000 bytes at %#x, then 1 byte at %#x", a.addr, b.addr)
 	}
 	for _, m := range []*Memory{a, b} {
-		if base, bytes, ok := d.Allocation(m.addr); !ok || base != a.addr || bytes != 1<<20 {
+		if base, bytes, ok := d.Allocation(m.addr); !ok || base != a.addr || bytes != poolBytes {
 			t.Errorf("the allocation of %#x is %d bytes at %#x, %t", m.addr, bytes, base, ok)
 		}
 	}
-	c := alloc0(t, d, 1<<20) // more than the rest of the arena
-	if base, _, ok := d.Allocation(c.addr); !ok || base == a.addr {
-		t.Errorf("1 MiB more lies at %#x, in what was reserved at %#x", c.addr, a.addr)
+	large := alloc0(t, d, piece+1)
+	if base, bytes, ok := d.Allocation(large.addr); !ok || base != large.addr || bytes != piece+poolAlign {
+		t.Errorf("the allocation of a large piece at %#x is %d bytes at %#x, %t", large.addr, bytes, base, ok)
+	}
+	for range poolBytes / piece {
+		alloc0(t, d, piece)
+	}
+	c := alloc0(t, d, 1)
+	if base, _, ok := d.Allocation(c.addr); !ok || base == a.addr || c.addr >= base+poolBytes {
+		t.Errorf("a piece beyond the first allocation at %#x lies at %#x, in %#x, %t", a.addr, c.addr, base, ok)
 	}
 	if _, _, ok := d.Allocation(1); ok {
 		t.Error("address 1 is in an allocation")

@@ -34,9 +34,6 @@ func asChild(t *testing.T) {
 func TestIPC(t *testing.T) {
 	d := device(t)
 	s := stream(t, d, "ipc")
-	if err := d.Reserve(1 << 20); err != nil {
-		t.Fatal(err)
-	}
 	alloc0(t, d, 5000) // the exported memory is not at the beginning of the allocation
 	x := put(t, s, []int64{1, 2, 3, 4})
 	base, _, ok := d.Allocation(x.addr)

@@ -3,6 +3,7 @@
 package device
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -41,7 +42,7 @@ func TestKeepNear(t *testing.T) {
 // gpuRig returns the rig of the first GPU.
 func gpuRig(t *testing.T) (rig, *cudaStore) {
 	var closers []func() error
-	s, err := openGPU(CUDAOptions{Reserve: 1 << 24}, &closers)
+	s, err := openGPU(CUDAOptions{}, &closers)
 	t.Cleanup(func() {
 		if err := closeAll(closers); err != nil {
 			t.Error(err)
@@ -64,6 +65,18 @@ func gpuRig(t *testing.T) (rig, *cudaStore) {
 			return func() { atomic.StoreUint64(word, held) }
 		},
 	}, s
+}
+
+func TestRunBeyondFreeMemory(t *testing.T) {
+	var closers []func() error
+	_, err := openGPU(CUDAOptions{Planned: 1 << 50}, &closers)
+	var lack *MemoryError
+	if !errors.As(err, &lack) || lack.Need != 1<<50 || lack.Free <= 0 || lack.Total < lack.Free {
+		t.Errorf("a run of a PiB: %v", err)
+	}
+	if err := closeAll(closers); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestGPUCopiesAreInOrder(t *testing.T) {

@@ -24,9 +24,6 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// reserveSlack covers the rounding of the pieces of a reservation.
-const reserveSlack = 1 << 20
-
 // CUDA opens a GPU for a run.
 func CUDA(o CUDAOptions) (d Device, err error) {
 	load(o)
@@ -77,7 +74,7 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 	return d, nil
 }
 
-// openGPU opens the context, reserves the memory of the run and creates a stream.
+// openGPU opens the context, checks that the memory of the run is free, and creates a stream.
 func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	defer o.timed("context")()
 	gpu, err := cuda.Open(o.Ordinal)
@@ -87,11 +84,9 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	keepNear(&o, gpu)
 	s := newCUDAStore(gpu)
 	*closers = append(*closers, gpu.Close, s.free)
-	if o.Reserve > 0 {
-		if err := gpu.Reserve(o.Reserve + reserveSlack); err != nil {
-			free, total, _ := gpu.MemInfo() // 0: unknown
-			return nil, &MemoryError{Of: gpu.String(), Need: o.Reserve, Free: free, Total: total, Err: err}
-		}
+	if free, total, err := gpu.MemInfo(); err == nil && free < o.Planned {
+		return nil, &MemoryError{Of: gpu.String(), Need: o.Planned, Free: free, Total: total,
+			Err: errors.New("out of memory")}
 	}
 	if s.stream, err = gpu.NewStream("compute", false); err != nil {
 		return nil, err

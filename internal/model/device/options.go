@@ -15,8 +15,8 @@ type CUDAOptions struct {
 	Backend string // of attention: fused, flash or reference
 	Compute tensor.DType
 	Machine machine.Machine // from backend.Find
-	// Reserve is the bytes that the device allocates in one piece first, for later calls of Alloc.
-	Reserve int64
+	// Planned is the memory of the run in bytes, which must be free at the start.
+	Planned int64
 	// Workspace is the size of fused attention's workspace; see kernels.FusedWorkspace.
 	Workspace int64
 	// HeadDim is attention's head dim, for loading its kernels early; 0: unknown.

@@ -97,7 +97,7 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 			dev, err := device.CUDA(device.CUDAOptions{
 				Ordinal: r % m.GPUs, Backend: cfg.Parallel.Backend,
 				Compute: backend.DType(cfg), Machine: m,
-				Reserve: mem.Planned(), Workspace: mem.Fused(), Deterministic: cfg.Train.Deterministic,
+				Planned: mem.Planned(), Workspace: mem.Fused(), Deterministic: cfg.Train.Deterministic,
 				Packed: cfg.Data.PackDocuments,
 			})
 			if err != nil {

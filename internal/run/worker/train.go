@@ -61,7 +61,7 @@ func (p *process) session(ctx context.Context, trains bool, run func(context.Con
 	planned()
 	s.dev, s.world, err = p.device(ctx, device.CUDAOptions{
 		Backend: s.cfg.Parallel.Backend, Compute: backend.DType(s.cfg), Machine: s.Machine,
-		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: s.cfg.Model.HeadDim,
+		Planned: mem.Planned(), Workspace: mem.Fused(), HeadDim: s.cfg.Model.HeadDim,
 		Deterministic: s.cfg.Train.Deterministic, Packed: s.cfg.Data.PackDocuments, SMMargin: s.cfg.Attention.SMMargin,
 		Timed: timed.time,
 	})
