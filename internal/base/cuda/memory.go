@@ -96,7 +96,7 @@ type pool struct {
 const (
 	poolAlign = 512
 	poolBytes = 16 << 20
-	piece     = 1 << 20 // the most of a small piece
+	piece     = 2 << 20 // the most of a small piece: the driver's own pages, which processes map whole
 )
 
 // Alloc returns uninitialised memory. Close frees it. A large piece is an allocation of the driver by itself: a peer
