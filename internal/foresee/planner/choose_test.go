@@ -240,14 +240,15 @@ func TestChoiceOfWhenRowsTravel(t *testing.T) {
 	}
 }
 
-// Predictions within the margin decide nothing: the first strategy of the list wins. With a window in every layer, it
-// makes one call after the transfer, and on GPUs ranks have equal work. Above ExactRanks ranks a zigzag sends fewer
-// messages.
+// Predictions within the margin decide nothing: the first strategy of the list wins. With a window in every layer, on
+// GPUs ranks have equal work, and it makes one call after the transfer if no window is longer than a third of the
+// rows. Above ExactRanks ranks a zigzag sends fewer messages.
 func TestFirstStrategyOfWindows(t *testing.T) {
 	windows := []LayerGroup{{16, 1}, {64, 2}}
 	before := ring.Strategy{Layout: "window", Algorithm: "allgather", Gather: ring.Before}
-	zigzag := before
-	zigzag.Layout = "zigzag"
+	zigzag, beside := before, before
+	zigzag.Layout, beside.Gather = "zigzag", ""
+	many := ring.Strategy{Layout: "zigzag", Algorithm: "allgather"}
 	for _, x := range []struct {
 		layers []LayerGroup
 		ranks  int
@@ -256,7 +257,10 @@ func TestFirstStrategyOfWindows(t *testing.T) {
 	}{
 		{windows, 4, false, before},
 		{windows, 4, true, zigzag},
-		{windows, 2 * ExactRanks, false, zigzag},
+		{[]LayerGroup{{16, 1}, {4096 / 4 / 3, 2}}, 4, false, before},
+		{[]LayerGroup{{16, 1}, {4096/4/3 + 1, 2}}, 4, false, beside},
+		{[]LayerGroup{{16, 1}, {4096/4/3 + 1, 2}}, 4, true, zigzag},
+		{windows, 2 * ExactRanks, false, many},
 		{[]LayerGroup{{16, 1}, {-1, 2}}, 4, false, ring.Strategy{Layout: "zigzag", Algorithm: "ring"}},
 	} {
 		c := workloadOf(4096, x.ranks, x.ranks, x.layers...)

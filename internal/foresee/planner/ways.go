@@ -12,10 +12,10 @@ import (
 // empty fields, and a Gather of auto, are open.
 //
 // Others have to beat a ring in a zigzag. An all-gather comes first if ranks share cores, where no transfer overlaps;
-// for packed documents, since a ring sends more rows than ranks read; and if all layers have a window: the rows fit one
-// short call, whose measured gain over two calls exceeds the predicted one. There the layout of a window comes first. A
-// striped layout is listed only on request: it balances like a zigzag, and cuts the tiles of every two ranks by the
-// mask's edges.
+// for packed documents, since a ring sends more rows than ranks read; and if all layers have a window. If the window is
+// short, the rows fit one call, whose measured gain over two calls exceeds the predicted one. There the layout of a
+// window comes first. A striped layout is listed only on request: it balances like a zigzag, and cuts the tiles of
+// every two ranks by the mask's edges.
 func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring.Strategy) {
 	documents := len(c.Docs) > 0
 	layouts := []partition.LayoutName{"zigzag", "contiguous"}
@@ -70,6 +70,14 @@ func (c *Workload) windowed() bool {
 	return !slices.ContainsFunc(c.Layers, func(k LayerGroup) bool { return k.Window < 0 })
 }
 
+// fewRead reports whether every layer has a window of at most a third of a rank's rows, so that few queries wait for
+// rows of other ranks. Over two H200s one call took 7 to 9 % less than two for a window of a quarter of the rows; over
+// four it took 1 to 3 % more for half of them (docs/benchmarks, regret.json).
+func (c *Workload) fewRead() bool {
+	rows := c.Tokens / c.Ranks
+	return !slices.ContainsFunc(c.Layers, func(k LayerGroup) bool { return k.Window < 0 || 3*k.Window > rows })
+}
+
 // open reports whether when rows travel is open.
 func open(gather string) bool { return gather == "" || gather == ring.Auto }
 
@@ -99,7 +107,7 @@ func gathered(s ring.Strategy, c Workload, asked ring.Strategy) (list []ring.Str
 		}
 		// A backward pass of documents in one call of flash that waits for rows took 7 % less than in two calls.
 		if documents && c.Topology.gated(s.Backend, c.DType, c.Ranks) ||
-			!documents && (c.Topology.Shared || c.windowed()) {
+			!documents && (c.Topology.Shared || c.fewRead()) {
 			slices.Reverse(times)
 		}
 	}
