@@ -31,7 +31,7 @@ func TestNonFinite(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 					t.Run(c.Name, func(t *testing.T) {
 						var list []poison
 						for i, p := range c.poisons() {
-							if !opts.Half || (n+i)%2 == 0 {
+							if (n+i)%max(opts.Sample, 1) == 0 {
 								list = append(list, p)
 							}
 						}

@@ -44,8 +44,8 @@ type Options struct {
 	// that distance of a tile, and rows of its own tile that see a key within that distance of it. 0: products contain
 	// the rows of one tile alone.
 	Block int
-	// Half leaves out every second NaN or infinity of TestNonFinite, the others from case to case.
-	Half bool
+	// Sample runs TestNonFinite with one of so many NaNs and infinities, others from case to case; 0: all.
+	Sample int
 	// NoDelta means that a backward pass leaves Saved.Delta unset, as it may.
 	NoDelta bool
 }

@@ -20,6 +20,10 @@ func TestNonFiniteOnHost(t *testing.T) {
 		return func(c attentiontest.Case) bool { return c.SeqQ*c.SeqK > pairs }
 	}
 	tiny, small, most := upTo(35), upTo(70*70), someOf(upTo(150*150))
+	sample := 1
+	if testing.Short() {
+		sample = 2
+	}
 	for _, x := range []struct {
 		name   string
 		kernel attention.Kernel
@@ -41,7 +45,7 @@ func TestNonFiniteOnHost(t *testing.T) {
 			h.t = t
 			attentiontest.TestNonFinite(t, func(testing.TB) attentiontest.Rig { return rig }, attentiontest.Options{
 				DTypes: []tensor.DType{x.dtype}, NoScores: x.name != "reference", Leaves: x.leaves, Block: x.block,
-				Half: testing.Short(),
+				Sample: sample,
 			})
 		})
 	}
