@@ -72,12 +72,12 @@ examples: ## run the example of the library
 # tests that start no goroutine or repeat the run of another (scripts/race-without). -short has the meaning of `make test`,
 # which also runs vet. `make race RACE=` runs all repetitions, and WITHOUT= runs all tests of these packages. A process
 # under the detector sleeps for one second before it exits, and the tests start hundreds: atexit_sleep_ms shortens it.
-# `make race EXCEPT=./cmd/cprun` leaves a package out.
+# RACED names the packages.
 RACE    ?= -short
-EXCEPT  ?= none
+RACED   ?= $(LONGEST) $$(scripts/race-packages)
 WITHOUT ?= -skip "^($$(sed -n 's|^[a-z][^ ]* ||p' scripts/race-without | tr ' \n' '||')_)$$"
 race: ## run the concurrent packages under the race detector
-	CGO_ENABLED=1 GORACE="atexit_sleep_ms=10 $(GORACE)" $(GO) test -race -vet=off $(RACE) -timeout 30m $(PARALLEL) $(WITHOUT) $(filter-out $(EXCEPT),$(LONGEST)) $$(scripts/race-packages | grep -vx '$(EXCEPT)')
+	CGO_ENABLED=1 GORACE="atexit_sleep_ms=10 $(GORACE)" $(GO) test -race -vet=off $(RACE) -timeout 30m $(PARALLEL) $(WITHOUT) $(RACED)
 
 # Injects faults at random moments into whole runs: kills, stops, failing disks, damaged checkpoints.
 TRIALS ?= 220
