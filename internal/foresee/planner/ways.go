@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"math"
 	"slices"
 
 	"github.com/cprun/cprun/internal/model/backends"
@@ -20,7 +21,7 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 	documents := len(c.Docs) > 0
 	layouts := []partition.LayoutName{"zigzag", "contiguous"}
 	algorithms := []string{"ring", "allgather", "ulysses", "hierarchical"}
-	if documents || c.Ranks > 1 && (c.Topology.Shared || c.windowed()) {
+	if documents || c.Ranks > 1 && (c.Topology.Shared || c.windowed(math.MaxInt)) {
 		algorithms[0], algorithms[1] = algorithms[1], algorithms[0]
 	}
 	if documents {
@@ -34,7 +35,7 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 		layouts = layouts[:1] // timing layouts without balance takes long
 	case c.Ranks == 1:
 		layouts, algorithms = layouts[:1], algorithms[:1] // all are the same
-	case c.windowed() && !documents && !c.Topology.Shared:
+	case c.windowed(math.MaxInt) && !documents && !c.Topology.Shared:
 		layouts = []partition.LayoutName{"window", "contiguous", "zigzag"}
 	}
 	if asked.Layout != "" {
@@ -65,17 +66,9 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 	return list
 }
 
-// windowed reports whether every layer has a sliding window.
-func (c *Workload) windowed() bool {
-	return !slices.ContainsFunc(c.Layers, func(k LayerGroup) bool { return k.Window < 0 })
-}
-
-// fewRead reports whether every layer has a window of at most a third of a rank's rows, so that few queries wait for
-// rows of other ranks. Over two H200s one call took 7 to 9 % less than two for a window of a quarter of the rows; over
-// four it took 1 to 3 % more for half of them (docs/benchmarks, regret.json).
-func (c *Workload) fewRead() bool {
-	rows := c.Tokens / c.Ranks
-	return !slices.ContainsFunc(c.Layers, func(k LayerGroup) bool { return k.Window < 0 || 3*k.Window > rows })
+// windowed reports whether every layer has a sliding window of at most so many keys.
+func (c *Workload) windowed(most int) bool {
+	return !slices.ContainsFunc(c.Layers, func(k LayerGroup) bool { return k.Window < 0 || k.Window > most })
 }
 
 // open reports whether when rows travel is open.
@@ -106,8 +99,10 @@ func gathered(s ring.Strategy, c Workload, asked ring.Strategy) (list []ring.Str
 			}
 		}
 		// A backward pass of documents in one call of flash that waits for rows took 7 % less than in two calls.
+		// Over two H200s, with 8 KV heads, one call took 7 to 9 % less than two for a window of a quarter of a rank's rows;
+		// over four, 1 to 3 % more for half of them (docs/benchmarks, regret.json).
 		if documents && c.Topology.gated(s.Backend, c.DType, c.Ranks) ||
-			!documents && (c.Topology.Shared || c.fewRead()) {
+			!documents && (c.Topology.Shared || c.windowed(c.Tokens/c.Ranks/3)) {
 			slices.Reverse(times)
 		}
 	}
