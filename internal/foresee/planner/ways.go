@@ -99,8 +99,8 @@ func gathered(s ring.Strategy, c Workload, asked ring.Strategy) (list []ring.Str
 			}
 		}
 		// A backward pass of documents in one call of flash that waits for rows took 7 % less than in two calls.
-		// Over two H200s, with 8 KV heads, one call took 7 to 9 % less than two for a window of a quarter of a rank's rows;
-		// over four, 1 to 3 % more for half of them (docs/benchmarks, regret.json).
+		// Over two H200s, with 8 KV heads, one call took 7 to 9 % less than two for a window of a quarter of a rank's
+		// rows; over four, 1 to 3 % more for half of them (docs/benchmarks, regret.json).
 		if documents && c.Topology.gated(s.Backend, c.DType, c.Ranks) ||
 			!documents && (c.Topology.Shared || c.windowed(c.Tokens/c.Ranks/3)) {
 			slices.Reverse(times)
