@@ -165,7 +165,12 @@ func FuzzAttention(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		c := newCPU(t)
 		rig := attentiontest.Rig{Kernel: c, Sync: c.Stream().Sync}
-		attentiontest.Check(t, rig, attentiontest.RandomCase(seed), tensor.F32)
+		random := attentiontest.RandomCase(seed)
+		// Go ends an input after 10 s. The largest cases take 2 s alone, and in CI other steps have the cores.
+		if random.Batch*random.Heads*random.SeqQ*random.SeqK > 400_000 {
+			random.Batch, random.Heads, random.KVHeads = 1, 1, 1
+		}
+		attentiontest.Check(t, rig, random, tensor.F32)
 	})
 }
 
