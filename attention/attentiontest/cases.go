@@ -22,6 +22,7 @@ type Case struct {
 	Softmax        attention.Softmax
 	Layout         Layout
 	Spread         float64 // standard deviation of q and k; 0 means 1
+	Level          float64 // added to every score, by the first elements of q and k
 	Calls          int     // over how many blocks of keys the work is spread; 0 means 1
 	Reversed       bool    // the blocks of keys come last to first
 	Started        bool    // DK and DV hold something before the backward pass
@@ -64,8 +65,8 @@ func base(name string) Case {
 
 // Cases returns the suite. Every case has a name of its own, which seeds its numbers.
 func Cases() []Case {
-	return slices.Concat(headCases(), bandCases(), tileCases(), maskCases(), layoutCases(), valueCases(), foldCases(),
-		emptyCases(), scoreCases())
+	return slices.Concat(headCases(), bandCases(), tileCases(), maskCases(), layoutCases(), valueCases(), levelCases(),
+		foldCases(), emptyCases(), scoreCases())
 }
 
 func headCases() []Case {
@@ -199,6 +200,34 @@ func valueCases() []Case {
 	negative := base("negative scale")
 	negative.Softmax.Scale = -0.25
 	return append(cs, capped, flat, negative)
+}
+
+// levelCases have an LSE below -88.7, where exp(-LSE) overflows in float32. A kernel that scores the padding of its
+// last tile of keys 0 then multiplies an infinity by 0: cuDNN did for 64 keys modulo 128 (pytorch#196678) and for one
+// query (cudnn-frontend#1072).
+func levelCases() []Case {
+	var cs []Case
+	add := func(mask string, m, n, calls int, tiles ...partition.Tile) {
+		c := base(fmt.Sprintf("scores about -120, %d queries, %d keys, %d calls, %s", m, n, calls, mask))
+		c.SeqQ, c.SeqK, c.Dim, c.DimV, c.Calls, c.Tiles, c.Level = m, n, 64, 64, calls, tiles, -120
+		c.Softmax.Scale = 0.125
+		cs = append(cs, c)
+	}
+	const m, n = 5, 64
+	for _, n := range []int{n, 100, 2 * n, 3 * n, 5 * n} {
+		add("full", m, n, 1, tile(0, m, 0, n, partition.Full()))
+	}
+	for _, n := range []int{n, 3 * n} {
+		add("one query", 1, 2*n, 1, tile(0, 1, 0, 2*n, partition.Full()))
+		add("full", m, 3*n, 3, tile(0, m, 0, 3*n, partition.Full())) // each call has n keys
+		add("half of the keys", m, 2*n, 1, tile(0, m, 0, n, partition.Full()))
+	}
+	add("causal", n, n, 1, tile(0, n, 0, n, causal(0)))
+	add("window", n, n, 1, tile(0, n, 0, n, partition.Band{Lo: -50}))
+	add("window without a diagonal", n, n, 1, tile(0, n, 0, n, partition.Band{Lo: -50, Hi: partition.Unbounded}))
+	add("taller than wide", 2*n, n, 1, tile(0, 2*n, 0, n, causal(0)))
+	add("documents", n, n, 1, tile(0, n-40, 0, n-40, causal(0)), tile(n-40, n, n-40, n, causal(0)))
+	return cs
 }
 
 // foldCases spread one problem over several calls.

@@ -43,7 +43,18 @@ func (c Case) inputs(rng *rand.Rand, dtype tensor.DType) inputs {
 		started: c.Started, folded: c.Folded, fresh: c.fresh(),
 	}
 	in.slopes, in.bias = c.scoreInputs(rng, acc)
+	if c.Level != 0 {
+		level(in.q, c.Dim, 4)
+		level(in.k, c.Dim, near.Round(c.Level/(4*c.Softmax.Scale), dtype))
+	}
 	return in
+}
+
+// level sets the first element of each row.
+func level(rows []float64, dim int, x float64) {
+	for i := 0; i < len(rows); i += dim {
+		rows[i] = x
+	}
 }
 
 func (c Case) shapes() (q, k, v, o, row [4]int) {

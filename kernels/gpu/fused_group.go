@@ -70,7 +70,15 @@ func (g *fusedGroup) take(p dnn.Piece) bool {
 // grouped returns the groups of cuDNN calls for the tiles of c.
 func (f *Fused) grouped(c *fusedCall, tiles []partition.Tile) []*fusedGroup {
 	packed := f.options.Packed && f.packing.takes(c)
-	groups := grouped(cutTiles(tiles), packed, c.backward)
+	pieces := cutTiles(tiles)
+	if c.backward && !packed { // packed calls mask their padding
+		var safe []dnn.Piece
+		for _, p := range pieces {
+			safe = p.AppendGrad(safe)
+		}
+		pieces = safe
+	}
+	groups := grouped(pieces, packed, c.backward)
 	if packed && c.backward && c.batch() > 1 {
 		// Gradients of some of the rows would have other offsets than the rows.
 		for _, g := range groups {

@@ -158,3 +158,29 @@ func everyRowSees(p dnn.Piece) bool {
 	}
 	return true
 }
+
+// TestGradPieces checks that the two parts have all keys, and that no part has a number of keys that cuDNN pads.
+func TestGradPieces(t *testing.T) {
+	for _, m := range []int{1, 2, 64, 70} {
+		for n := 1; n <= 400; n++ {
+			for _, mask := range []dnn.Mask{dnn.NoMask, {Left: -1}} {
+				p := dnn.Piece{Q: partition.Range{Hi: m}, K: partition.Range{Lo: 3, Hi: 3 + n}, Mask: mask}
+				at, want := 3, 1
+				padded := func(n int) bool { return mask == dnn.NoMask && (n%128 == 64 || m == 1 && n%64 == 0) }
+				if padded(n) {
+					want = 2
+				}
+				parts := p.AppendGrad(nil)
+				for _, part := range parts {
+					if part.Q != p.Q || part.Mask != mask || part.K.Lo != at || part.K.Len() < 1 || padded(part.K.Len()) {
+						t.Errorf("%v has the part %v", p, part)
+					}
+					at = part.K.Hi
+				}
+				if at != p.K.Hi || len(parts) != want {
+					t.Errorf("%v has %d parts, to key %d", p, len(parts), at)
+				}
+			}
+		}
+	}
+}

@@ -157,6 +157,23 @@ func (p Piece) Widened(keys int) Piece {
 	return p
 }
 
+// gradTail is a number of keys whose removal leaves no multiple of 64.
+const gradTail = 24
+
+// AppendGrad appends p to the pieces of a backward pass, in two parts if cuDNN would return NaN. On Hopper it gives the
+// padding of the last keys a score of 0, unless there is a mask; exp(-LSE) overflows below an LSE of -88.7. It pads 64
+// keys modulo 128, and one query over a multiple of 64 keys (pytorch#196678, cudnn-frontend#1072; measured with 9.19).
+func (p Piece) AppendGrad(pieces []Piece) []Piece {
+	n := p.K.Len()
+	if p.Mask != NoMask || n%64 != 0 || n%128 == 0 && p.Q.Len() > 1 {
+		return append(pieces, p)
+	}
+	tail := p
+	p.K.Hi -= gradTail
+	tail.K.Lo = p.K.Hi
+	return append(pieces, p, tail)
+}
+
 // Fits reports whether mask shows the same pairs of the piece as its own mask.
 func (p Piece) Fits(mask Mask) bool {
 	alo, ahi := p.bounds(p.Mask)
