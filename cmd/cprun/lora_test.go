@@ -12,8 +12,9 @@ import (
 	"github.com/cprun/cprun/internal/model/hf"
 )
 
-// A run with adapters has one loss in its validation, in eval of the run, and in eval of its merged export. Its adapter
-// continues as lora.from. generate reads the run and the merged model alike.
+// A run with adapters of several ranks, a module to save and a resized vocabulary has one loss in its validation, in eval
+// of the run, and in eval of its merged export. Its adapter continues as lora.from. generate reads the run and the
+// merged model alike.
 func TestAdaptersEndToEnd(t *testing.T) {
 	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
 	if err != nil {
@@ -24,16 +25,19 @@ func TestAdaptersEndToEnd(t *testing.T) {
 	must(t, "--run-dir", in("pretrained"), small(t, 1))
 	must(t, "export", in("pretrained"), "--to", in("base"))
 	tuned := []string{"--set", "model.from=" + in("base"), "--set", "data.tokenizer=bytes", "--set",
+		"model.resize_embeddings=259", "--set",
 		fmt.Sprintf("data.validation={path: %s, every: 4, samples: 2}", text)}
-	run := append([]string{"--nproc", "2", "--run-dir", in("run"), "--set", "lora={r: 4, targets: [q_proj, down_proj]}"},
-		tuned...)
+	const lora = "lora={r: 4, targets: [q_proj, down_proj], modules_to_save: [lm_head], rank_pattern: {down_proj: 2}, " +
+		"alpha_pattern: {1.mlp.down_proj: 3}}"
+	run := append([]string{"--nproc", "2", "--run-dir", in("run"), "--set", lora}, tuned...)
 	must(t, append(run, "--set", "optimizer.lr=0.05", small(t, 4))...)
 	steps := metricsOf(t, in("run"))
 	want, err := strconv.ParseFloat(string(steps[len(steps)-1]["val_loss"]), 64)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, _ := must(t, "export", in("run"), "--to", in("adapter")); !strings.Contains(out, "8 tensors in F32") {
+	if out, _ := must(t, "export", in("run"), "--to", in("adapter")); !strings.Contains(out, "10 tensors in F32") ||
+		!strings.Contains(out, "resize_token_embeddings(259)") {
 		t.Errorf("export printed\n%s", out)
 	}
 	must(t, "export", in("run"), "--merge", "--to", in("merged"))
@@ -49,7 +53,7 @@ func TestAdaptersEndToEnd(t *testing.T) {
 		t.Errorf("generated %q, and by the merged model %q", first, again)
 	}
 	l, err := hf.ReadAdapter(in("adapter"))
-	if err != nil || l.R != 4 || l.Alpha != 8 || fmt.Sprint(l.Targets) != "[down_proj q_proj]" {
+	if err != nil || l.R != 4 || l.Alpha != 8 || fmt.Sprint(l.Targets.Names) != "[down_proj q_proj]" {
 		t.Errorf("the adapter is %+v, %v", l, err)
 	}
 	_, out := must(t, append([]string{"--run-dir", in("second"), "--set", "lora.from=" + in("adapter"), small(t, 1)},
@@ -58,8 +62,9 @@ func TestAdaptersEndToEnd(t *testing.T) {
 		t.Errorf("it printed\n%s\nwant %s", out, loss)
 	}
 
-	refused(t, in("run"), []string{"of another model", "lora.r is 4"}, append(run, "--set",
-		"lora={r: 8, targets: [q_proj, down_proj]}", small(t, 6))...)
+	for key, value := range map[string]string{"lora.r": "8", "lora.alpha_pattern": "{down_proj: 3}"} {
+		refused(t, in("run"), []string{"of another model", key + " is "}, append(run, "--set", key+"="+value, small(t, 6))...)
+	}
 
 	weights := filepath.Join(in("base"), "model.safetensors")
 	bytes, err := os.ReadFile(weights)

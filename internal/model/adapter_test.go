@@ -32,7 +32,7 @@ func tunedCase(name string, dtype tensor.DType, tuning hf.Tuning) *testCase {
 }
 
 func lora(dropout float64, targets ...string) hf.Tuning {
-	return hf.Tuning{LoRA: &hf.LoRA{R: 3, Alpha: 5, Dropout: dropout, RSLoRA: len(targets) > 0, Targets: targets}}
+	return hf.Tuning{LoRA: &hf.LoRA{R: 3, Alpha: 5, Dropout: dropout, RSLoRA: len(targets) > 0, Targets: hf.Modules{Names: targets}}}
 }
 
 // The gradients of adapters, with dropout, and of parameters beside frozen ones are the slope of the loss, in float64.
@@ -91,10 +91,11 @@ func TestAdaptersAreAddedToTheMatrix(t *testing.T) {
 				if as == nil {
 					continue
 				}
-				w, in := values[tensor.Name], len(as)/l.R
+				w, in := values[tensor.Name], tensor.Shape[1]
+				r := len(as) / in
 				for i := range w {
-					for k := range l.R {
-						w[i] += l.Scale() * bs[(row+i/in)*l.R+k] * as[k*in+i%in]
+					for k := range r {
+						w[i] += l.Scale(matrix) * bs[(row+i/in)*r+k] * as[k*in+i%in]
 					}
 				}
 			}

@@ -218,7 +218,7 @@ func (m *Model) take(p Param, w weight, adapters map[string]*adapter) {
 	}
 	l := adapters[matrix]
 	if l == nil {
-		l = &adapter{name: nameHash(matrix), rate: m.cfg.Tuning.LoRA.Dropout, size: m.cfg.Tuning.LoRA.Scale()}
+		l = &adapter{name: nameHash(matrix), rate: m.cfg.Tuning.LoRA.Dropout, size: m.cfg.Tuning.LoRA.Scale(matrix)}
 		adapters[matrix] = l
 	}
 	if isB {

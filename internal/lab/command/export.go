@@ -109,13 +109,16 @@ func (o *ExportOptions) adapter(cfg *config.Config, c *checkpoint.Checkpoint,
 		return inputf("peft names the layers of a %s in another way, and would ignore the adapter of its text model; add "+
 			"--merge, which writes the whole model", w)
 	}
-	dtype, list := cmp.Or(exportTypes[o.DType], safetensors.F32), cfg.Model.Adapters()
+	dtype, list := cmp.Or(exportTypes[o.DType], safetensors.F32), append(cfg.Model.Adapters(), cfg.Model.Kept()...)
 	m := hf.Model{Config: &cfg.Model.Config, DType: dtype, From: cfg.Model.From, Tensors: list, Read: read}
 	if err := hf.ExportAdapter(o.To, m); err != nil {
 		return err
 	}
 	fmt.Fprintf(o.Stdout, "wrote %s: adapter of step %d, %d tensors in %s, for %s; --merge writes the whole model\n",
 		terminal.Name(o.To), c.Manifest.Step, len(list), dtype, cmp.Or(terminal.Name(cfg.Model.From), "random weights"))
+	if n := cfg.Model.VocabSize; cfg.Model.FileVocab > 0 {
+		fmt.Fprintf(o.Stdout, "note: before peft loads it, resize the base: model.resize_token_embeddings(%d)\n", n)
+	}
 	return nil
 }
 

@@ -43,6 +43,8 @@ type Config struct {
 type Model struct {
 	From      string // Hugging Face directory, absolute; empty for random weights
 	hf.Config        // resolved: config.json of From, overridden by the keys in the YAML
+
+	ResizeEmbeddings int // rows of the embedding in place of those of From; 0: these
 }
 
 // Data is the source of tokens.

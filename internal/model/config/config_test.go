@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/ring"
 )
 
@@ -248,6 +249,13 @@ func TestMapIsYAML(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		var fromJSON any // patterns have an order in JSON, which is not compared
+		if err := json.Unmarshal(a, &fromJSON); err != nil {
+			t.Fatal(err)
+		}
+		if a, err = json.Marshal(fromJSON); err != nil {
+			t.Fatal(err)
+		}
 		b, err := json.Marshal(fromYAML)
 		if err != nil {
 			t.Fatal(err)
@@ -315,12 +323,13 @@ func countFields(of reflect.Type) int {
 		kind := f.Type
 		switch {
 		case !f.IsExported() ||
-			slices.Contains([]string{"Warnings", "TokenIDs", "Wrapper", "DType", "PackDocuments"}, f.Name):
+			slices.Contains([]string{"Warnings", "TokenIDs", "Wrapper", "DType", "PackDocuments",
+				"FileVocab", "Unties"}, f.Name):
 			continue
 		case kind.Kind() == reflect.Pointer && kind.Elem().Kind() == reflect.Struct:
 			kind = kind.Elem()
 		}
-		if kind.Kind() == reflect.Struct {
+		if kind.Kind() == reflect.Struct && kind != reflect.TypeFor[hf.Modules]() {
 			n += countFields(kind)
 		} else {
 			n++

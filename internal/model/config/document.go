@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/cprun/cprun/internal/model/hf"
 )
 
 // Document is another YAML file under the rules of train.yaml: no aliases, anchors, tags or second documents, and every
@@ -254,6 +256,16 @@ func valueNode(value any) *yaml.Node {
 		for _, name := range slices.Sorted(maps.Keys(v)) {
 			m.Content = append(m.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: name},
 				valueNode(v[name]))
+		}
+		return m
+	case hf.Patterns: // the order matters
+		m := &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle}
+		for _, e := range v {
+			value := any(e.Value)
+			if n := int64(e.Value); float64(n) == e.Value {
+				value = n
+			}
+			m.Content = append(m.Content, valueNode(e.Key), valueNode(value))
 		}
 		return m
 	case []any:

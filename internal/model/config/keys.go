@@ -69,8 +69,9 @@ var sections = []struct{ path, doc string }{
 	{"train", "The length and the batches of the run."},
 	{"train.early_stop", "An end before the last step, after a checkpoint and with exit status 0. The state survives a " +
 		"resume. A run that has ended early does not go on unless `patience` is raised or 0."},
-	{"lora", "Low-rank adapters (arXiv:2106.09685) in PEFT's format: the model stays frozen, and only adapters train. " +
-		"null, the default: none. A partial mapping takes the defaults below; `cprun export` writes the adapter."},
+	{"lora", "Low-rank adapters (arXiv:2106.09685) in PEFT's format: the model stays frozen, and only adapters and " +
+		"modules_to_save train. null, the default: none. A partial mapping takes the defaults below; `cprun export` " +
+		"writes the adapter."},
 	{"optimizer", "AdamW (arXiv:1711.05101): decay on every parameter of two or more axes (embeddings too), " +
 		"none on vectors."},
 	{"lr_schedule", "The learning rate over the steps."},
@@ -90,6 +91,10 @@ var modelKeys = []key{
 	{path: "model.architecture", def: "llama", known: hf.Families,
 		doc: hf.About()},
 	{path: "model.vocab_size", min: 1, doc: "rows of the embedding"},
+	{path: "model.resize_embeddings", def: "null", word: "null", min: 1,
+		doc: "rows of the embedding and the head in place of those of `model.from`, at least as many; the new ones begin " +
+			"as the mean of the old, as in transformers' resize_token_embeddings; vocab_size becomes this; null: as in " +
+			"`model.from`"},
 	{path: "model.hidden_size", min: 1, doc: "width of the residual stream"},
 	{path: "model.intermediate_size", min: 1, doc: "width of the gated MLP"},
 	{path: "model.num_hidden_layers", min: 1, max: maxLayers, doc: "transformer layers"},
@@ -226,11 +231,32 @@ var runKeys = []key{
 	{path: "lora.dropout", def: "0.0", within: "[0, 1)", at: func(c *Config) any { return &c.Model.Tuning.LoRA.Dropout },
 		doc: "share of an adapter's inputs that is 0 in a training pass"},
 	{path: "lora.targets", def: "auto", word: "auto", at: func(c *Config) any { return &c.Model.Tuning.LoRA.Targets },
-		doc: "names of modules, such as `[q_proj, v_proj]`; auto or `all-linear`: all linear layers of the blocks"},
+		doc: "names of modules or their last parts, such as `[q_proj, v_proj]`; or a text: a regular expression of whole " +
+			"names, such as `model.layers.[0-3].*[qv]_proj`; auto or `all-linear`: all linear layers of the blocks"},
 	{path: "lora.rslora", def: "false", at: func(c *Config) any { return &c.Model.Tuning.LoRA.RSLoRA },
 		doc: "alpha / sqrt(r) in place of alpha / r (arXiv:2312.03732)"},
 	{path: "lora.from", def: "null", word: "null", at: func(c *Config) any { return &c.Model.Tuning.LoRA.From },
-		doc: "adapter directory of PEFT to continue; r, alpha, rslora and targets are its own; null: new adapters"},
+		doc: "adapter directory of PEFT to continue; all other keys except dropout are its own; null: new adapters"},
+	{path: "lora.exclude_modules", def: "null", word: "null",
+		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Exclude },
+		doc: "targets without an adapter, in the same forms"},
+	{path: "lora.layers_to_transform", def: "null", word: "null", max: maxLayers,
+		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Layers },
+		doc: "layers with adapters, from 0, or one number; whole names in targets are not restricted; null: all"},
+	{path: "lora.layers_pattern", def: "null", word: "null",
+		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.LayersPattern },
+		doc: "names of the list of layers for layers_to_transform, such as `layers`; null: any"},
+	{path: "lora.rank_pattern", def: "null", word: "null",
+		at: func(c *Config) any { return &c.Model.Tuning.LoRA.RankPattern },
+		doc: "ranks in place of r, such as `{down_proj: 32, 'layers\\.[01]\\..*q_proj': 4}`: the first key applies that is " +
+			"a regular expression of a module's last parts"},
+	{path: "lora.alpha_pattern", def: "null", word: "null",
+		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.AlphaPattern },
+		doc: "alphas in place of alpha, likewise"},
+	{path: "lora.modules_to_save", def: "null", word: "null",
+		at: func(c *Config) any { return &c.Model.Tuning.LoRA.ModulesToSave },
+		doc: "ends of the names of modules that train whole beside the adapters, such as `[embed_tokens, lm_head]`; a " +
+			"tied pair stays tied"},
 
 	{path: "optimizer.name", def: "adamw", choices: []string{"adamw"}, doc: "the algorithm"},
 	{path: "optimizer.lr", def: "3.0e-4", within: "[0, inf)", doc: "highest learning rate"},

@@ -194,6 +194,7 @@ func (l *loader) decodeFrom() {
 		return
 	}
 	l.fromRead, l.cfg.Model.Config = true, *shape
+	l.cfg.Model.FileVocab = shape.VocabSize
 	if len(shape.LayerTypes) == 0 {
 		l.cfg.Model.LayerTypes = nil
 	}
@@ -270,6 +271,7 @@ func (l *loader) decodeRope() {
 
 // derive fills absent keys that follow from others.
 func (l *loader) derive() {
+	l.resize()
 	m := &l.cfg.Model
 	if m.NumKeyValueHeads == 0 && l.ok("model.num_attention_heads", "model.num_key_value_heads") {
 		m.NumKeyValueHeads = m.NumAttentionHeads

@@ -180,6 +180,10 @@ func warnings(c *Config) Errors {
 		f.add("model."+caveat.Key, "%s", caveat.Msg)
 	}
 	groupWarnings(c, f)
+	if m.Tuning.LoRA != nil && m.FileVocab > 0 && m.Frozen(m.Tensors()[0]) {
+		f.add("model.resize_embeddings", "the new rows do not train with lora; set lora.modules_to_save: [embed_tokens, "+
+			"lm_head]")
+	}
 	if v := &c.Data.Validation; v.Every == 0 && (len(v.Path) > 0 || v.Samples > 0) {
 		f.add("data.validation.every", "is 0, so nothing is validated; give the steps between two validations")
 	}

@@ -13,6 +13,8 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/cprun/cprun/internal/model/hf"
 )
 
 // MaxFile bounds a config in bytes. The parser's tree takes up to a hundred times the text.
@@ -306,8 +308,11 @@ func flagValue(path, text string) (*yaml.Node, error) {
 		if _, isText := k.at(blankConfig()).(*string); isText && text != "null" {
 			return textNode(text), nil
 		}
-		if _, isFiles := k.at(blankConfig()).(*Files); isFiles && !strings.HasPrefix(text, "[") {
-			return textNode(text), nil
+		switch k.at(blankConfig()).(type) {
+		case *Files, *hf.Modules:
+			if !strings.HasPrefix(text, "[") && text != "null" {
+				return textNode(text), nil
+			}
 		}
 	}
 	return parseValue(text)

@@ -20,28 +20,46 @@ type Tuning struct {
 type LoRA struct {
 	R       int
 	Alpha   float64
-	Dropout float64  // of x
-	Targets []string // names of modules, or their last parts; empty: all linear layers of the blocks
-	RSLoRA  bool     // arXiv:2312.03732
-	From    string   // adapter directory with the first values; "" for new ones
+	Dropout float64 // of x
+	Targets Modules // zero: all linear layers of the blocks
+	Exclude Modules // of Targets
+	RSLoRA  bool    // arXiv:2312.03732
+	From    string  // adapter directory with the first values; "" for new ones
+
+	RankPattern, AlphaPattern Patterns // in place of R and Alpha
+
+	Layers        []int    // of Targets.Names; none: all
+	LayersPattern []string // expressions of the list of layers, such as layers; none: any
+
+	// ModulesToSave end the names of modules that train whole, beside the adapters.
+	ModulesToSave []string
+	// Unties: the adapter of From has its own copies of the embedding and the head, also for a model that ties them.
+	Unties bool
 }
 
-// Scale returns the factor of B A.
-func (l *LoRA) Scale() float64 {
+// Rank returns the rank of a module's adapter.
+func (l *LoRA) Rank(module string) int { return int(l.RankPattern.of(module, float64(l.R))) }
+
+// Scale returns the factor of B A of a matrix in files.
+func (l *LoRA) Scale(matrix string) float64 {
+	module := strings.TrimSuffix(matrix, ".weight")
+	alpha, r := l.AlphaPattern.of(module, l.Alpha), float64(l.Rank(module))
 	if l.RSLoRA {
-		return l.Alpha / math.Sqrt(float64(l.R))
+		return alpha / math.Sqrt(r)
 	}
-	return l.Alpha / float64(l.R)
+	return alpha / r
 }
 
-// targets reports whether a target names the module.
-func (l *LoRA) targets(module string) bool {
-	return len(l.Targets) == 0 || slices.ContainsFunc(l.Targets, func(t string) bool { return namesModule(t, module) })
-}
-
-// namesModule reports whether a target of PEFT names a module: by its full name, or by its last parts.
-func namesModule(target, module string) bool {
-	return target == module || strings.HasSuffix(module, "."+target)
+// targets reports whether a module of a layer gets an adapter, unless it is saved.
+func (l *LoRA) targets(module string, layer int) bool {
+	if !l.Targets.IsZero() && !l.Targets.match(module) || l.Exclude.match(module) {
+		return false
+	}
+	if len(l.Layers) == 0 || slices.Contains(l.Targets.Names, module) {
+		return true
+	}
+	return slices.Contains(l.Layers, layer) && (len(l.LayersPattern) == 0 || slices.ContainsFunc(l.LayersPattern,
+		func(p string) bool { return matches(layersOf(p), module) }))
 }
 
 // Matrix returns the matrix in files with the rows of t, its first row there, and the rows of the matrix.
@@ -54,7 +72,7 @@ func (t Tensor) Matrix() (name string, row, rows int) {
 
 func moduleOf(t Tensor) string {
 	name, _, _ := t.Matrix()
-	return strings.TrimSuffix(name, ".weight")
+	return name[:strings.LastIndexByte(name, '.')]
 }
 
 // These are the parts of an adapter's names, as in PEFT's files.
@@ -75,6 +93,18 @@ func Adapted(name string) (matrix string, b, ok bool) {
 	return module + ".weight", true, ok && isB
 }
 
+// InAdapter returns a tensor under its name in the file of an adapter.
+func InAdapter(t Tensor) Tensor {
+	if _, _, adapts := Adapted(t.Name); adapts {
+		return t
+	}
+	t.Name, t.FileRows = adapterPrefix+t.Name, 0
+	if t.Whole != "" {
+		t.Whole = adapterPrefix + t.Whole
+	}
+	return t
+}
+
 // linears reports whether a tensor is a matrix of a layer, to which LoRA applies.
 func linears(t Tensor) bool { return t.Layer >= 0 && len(t.Shape) == 2 }
 
@@ -87,19 +117,47 @@ func (c *Config) Adapters() (list []Tensor) {
 	}
 	for _, t := range c.Tensors() {
 		_, row, rows := t.Matrix()
-		if row > 0 || !linears(t) || !l.targets(moduleOf(t)) {
+		module := moduleOf(t)
+		if row > 0 || !linears(t) || c.saved(t) || !l.targets(module, t.Layer) {
 			continue
 		}
-		name := adapterPrefix + moduleOf(t)
-		list = append(list, Tensor{Name: name + suffixA, Shape: []int{l.R, t.Shape[1]}, Role: t.Role, Layer: t.Layer},
-			Tensor{Name: name + suffixB, Shape: []int{rows, l.R}, Role: t.Role, Layer: t.Layer})
+		name, r := adapterPrefix+module, l.Rank(module)
+		list = append(list, Tensor{Name: name + suffixA, Shape: []int{r, t.Shape[1]}, Role: t.Role, Layer: t.Layer},
+			Tensor{Name: name + suffixB, Shape: []int{rows, r}, Role: t.Role, Layer: t.Layer})
+	}
+	return list
+}
+
+// saved reports whether a tensor is of LoRA.ModulesToSave. A tied head is the embedding.
+func (c *Config) saved(t Tensor) bool {
+	l := c.Tuning.LoRA
+	return l != nil && slices.ContainsFunc(l.ModulesToSave, func(name string) bool { return c.ofModule(name, t) })
+}
+
+// ofModule reports whether the name of a tensor's module ends in name, at any letter, as in PEFT.
+func (c *Config) ofModule(name string, t Tensor) bool {
+	head := t.Role == Embedding && c.TieWordEmbeddings && strings.HasSuffix(c.headModule(), name)
+	return head || strings.HasSuffix(moduleOf(t), name)
+}
+
+// savesTied reports whether modules to save are a tied pair of embedding and head.
+func (c *Config) savesTied() bool { return c.TieWordEmbeddings && c.saved(c.Tensors()[0]) }
+
+func (c *Config) headModule() string { return strings.TrimSuffix(c.Family().Tensors[Head], ".weight") }
+
+// Kept lists the tensors of the model in an adapter's file: those of modules to save, and a resized embedding and head.
+func (c *Config) Kept() (list []Tensor) {
+	for _, t := range c.Tensors() {
+		if c.Tuning.LoRA != nil && (c.saved(t) || t.FileRows > 0) {
+			list = append(list, t)
+		}
 	}
 	return list
 }
 
 // Frozen reports whether training leaves a tensor as it is.
 func (c *Config) Frozen(t Tensor) bool {
-	if _, _, adapter := Adapted(t.Name); c.Tuning.LoRA != nil && !adapter {
+	if _, _, adapter := Adapted(t.Name); c.Tuning.LoRA != nil && !adapter && !c.saved(t) {
 		return true
 	}
 	return slices.ContainsFunc(c.Tuning.Freeze, func(glob string) bool {
@@ -115,20 +173,15 @@ func (c *Config) CheckTuning() (faults []Fault) {
 	}
 	base := c.Tensors()
 	trained := base
-	if l := c.Tuning.LoRA; l != nil {
-		trained = c.Adapters()
-		for _, target := range l.Targets {
-			if !slices.ContainsFunc(base, func(t Tensor) bool { return linears(t) && namesModule(target, moduleOf(t)) }) {
-				add("lora.targets", "%.255q names no linear layer of the blocks; %s has %s", target, c.Architecture,
-					wordList(c.modules()...))
-			}
-		}
+	if c.Tuning.LoRA != nil {
+		c.checkLoRA(add)
+		trained = append(c.Adapters(), slices.DeleteFunc(base, func(t Tensor) bool { return !c.saved(t) })...)
 	}
 	for _, glob := range c.Tuning.Freeze {
 		if _, err := path.Match(glob, ""); err != nil {
 			add("train.freeze", "%.255q is not a glob: %v", glob, err)
 		} else if !slices.ContainsFunc(trained, func(t Tensor) bool { ok, _ := path.Match(glob, t.Name); return ok }) {
-			name := slices.Concat(trained, base)[1].Name
+			name := slices.Concat(trained, c.Tensors())[1].Name
 			add("train.freeze", "%.255q matches no parameter that trains; names are such as %s", glob, name)
 		}
 	}
@@ -139,12 +192,12 @@ func (c *Config) CheckTuning() (faults []Fault) {
 }
 
 // modules lists the last parts of the names of the linear layers.
-func (c *Config) modules() (list []string) {
+func (c *Config) modules() []string {
+	var list []string
 	for _, t := range c.Tensors() {
-		module := moduleOf(t)
-		if name := module[strings.LastIndexByte(module, '.')+1:]; linears(t) && !slices.Contains(list, name) {
-			list = append(list, name)
+		if linears(t) {
+			list = append(list, moduleOf(t))
 		}
 	}
-	return list
+	return lastNames(list)
 }

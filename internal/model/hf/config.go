@@ -27,6 +27,7 @@ import (
 type Config struct {
 	Architecture         string  // the name of a Family
 	VocabSize            int     `json:"vocab_size"`
+	FileVocab            int     // rows of the embedding in files, if fewer than VocabSize; else 0
 	HiddenSize           int     `json:"hidden_size"`
 	IntermediateSize     int     `json:"intermediate_size"`
 	NumHiddenLayers      int     `json:"num_hidden_layers"`

@@ -105,6 +105,8 @@ type Tensor struct {
 
 	Whole     string // the tensor in files with its rows and others; "" for none
 	Row, Rows int    // its first row in Whole, and the rows of Whole
+
+	FileRows int // the rows in the files of a resized model, if fewer: the others begin as their mean; 0: all
 }
 
 // Size returns the number of elements.
@@ -140,6 +142,8 @@ func (c *Config) Tensors() []Tensor {
 			if layer >= 0 {
 				t.Name = prefix + name
 				c.fuse(&t)
+			} else if r != Norm {
+				t.FileRows = c.FileVocab
 			}
 			list = append(list, t)
 		}

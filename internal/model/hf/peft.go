@@ -49,7 +49,12 @@ func ReadAdapter(path string) (*LoRA, error) {
 	l := &LoRA{From: path, R: o.integer("r", 0), RSLoRA: o.boolean("use_rslora", false)}
 	o.get("lora_alpha", "a number", &l.Alpha)
 	o.get("lora_dropout", "a number", &l.Dropout)
-	l.Targets = o.targets()
+	o.targets(l)
+	o.get("rank_pattern", "an object of integers", &l.RankPattern)
+	o.get("alpha_pattern", "an object of numbers", &l.AlphaPattern)
+	o.get("modules_to_save", "a list of names", &l.ModulesToSave)
+	slices.Sort(l.ModulesToSave)
+	l.ModulesToSave, l.Unties = slices.Compact(l.ModulesToSave), !o.boolean("ensure_weight_tying", false)
 	o.refuseAdapter()
 	if l.R < 1 || !(l.Alpha > 0) {
 		found.add("r", "r %d and lora_alpha %g must be above 0", l.R, l.Alpha)
@@ -63,33 +68,43 @@ func ReadAdapter(path string) (*LoRA, error) {
 	return l, nil
 }
 
-// targets returns target_modules; nil for all linear layers.
-func (o object) targets() (list []string) {
-	if raw := o.keys["target_modules"]; len(raw) > 0 && raw[0] == '"' {
-		text := ""
-		if o.get("target_modules", "a list", &text); text != "all-linear" {
-			o.fault("target_modules", "the regular expression %.255q is not supported; write a list of names", text)
-		}
-		return nil
-	}
-	o.get("target_modules", "a list of names", &list)
-	if len(list) == 0 {
+// targets reads the keys that select the modules with adapters.
+func (o object) targets(l *LoRA) {
+	const modules = "a list of names, or a regular expression"
+	o.get("exclude_modules", modules, &l.Exclude)
+	o.get("layers_pattern", "a list of names", (*oneOrMore[string])(&l.LayersPattern))
+	o.get("layers_to_transform", "a list of layers", (*oneOrMore[int])(&l.Layers))
+	if o.get("target_modules", modules, &l.Targets); l.Targets.IsZero() {
 		o.fault("target_modules", "it names no module")
 	}
-	slices.Sort(list)
-	return slices.Compact(list)
+	if l.Targets.Regexp == "all-linear" {
+		l.Targets = Modules{}
+	}
+}
+
+// A oneOrMore is a list whose only element a file may have by itself.
+type oneOrMore[T any] []T
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *oneOrMore[T]) UnmarshalJSON(raw []byte) error {
+	if len(raw) > 0 && raw[0] != '[' {
+		raw = slices.Concat([]byte("["), raw, []byte("]"))
+	}
+	return json.Unmarshal(raw, (*[]T)(l))
 }
 
 // refuseAdapter adds a fault for each key with an unsupported value.
 func (o object) refuseAdapter() {
-	known := append([]string{"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules"}, adapterNotes...)
+	known := append([]string{"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "exclude_modules",
+		"layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "modules_to_save",
+		"ensure_weight_tying"}, adapterNotes...)
 	plain := map[string][]string{"peft_type": {`"LORA"`}, "bias": {`"none"`},
 		"init_lora_weights": {"true", `"gaussian"`}} // others change the base
 	for _, key := range slices.Sorted(maps.Keys(o.keys)) {
 		value := strings.Join(strings.Fields(string(o.keys[key])), "")
 		empty := slices.Contains([]string{"null", "false", "{}", "[]", `""`, "0"}, value)
 		if !empty && !slices.Contains(known, key) && !slices.Contains(plain[key], value) {
-			o.fault(key, "%s is not supported; cprun trains plain LoRA with one rank and without biases",
+			o.fault(key, "%s is not supported; cprun trains plain LoRA without biases",
 				terminal.Clip(value, 60))
 		}
 	}
@@ -99,26 +114,83 @@ func (o object) refuseAdapter() {
 }
 
 // OpenAdapter opens the weights of an adapter directory. The caller closes it.
-func OpenAdapter(path string) (*Weights, error) { return openWeights(path, adapterFile) }
+func OpenAdapter(path string) (*Weights, error) {
+	w, err := openWeights(path, adapterFile)
+	if err != nil {
+		return nil, err
+	}
+	// PEFT repeats modules to save under other names if the embedding was resized.
+	w.names = slices.DeleteFunc(w.names, func(name string) bool {
+		for _, again := range []string{".modules_to_save.weight", ".original_module.weight"} {
+			if module, ok := strings.CutSuffix(name, again); ok && w.where[module+".weight"] != nil {
+				return true
+			}
+		}
+		return false
+	})
+	return w, nil
+}
+
+// Has reports whether the files have a tensor.
+func (w *Weights) Has(t Tensor) bool {
+	t, _ = t.inFiles()
+	return w.where[t.Name] != nil
+}
+
+// CheckAdapter compares the weights of an adapter with a model, as Check does. A resized embedding may be absent.
+func (w *Weights) CheckAdapter(c *Config) error {
+	f, want := *c.Family(), c.Adapters()
+	for _, t := range c.Tensors() {
+		in := InAdapter(t)
+		if t.Layer < 0 && w.Has(in) { // PEFT saves a resized embedding in any case
+			i, _ := w.where[in.Name].Info(in.Name)
+			if len(i.Shape) == 2 && i.Shape[0] > t.Shape[0] {
+				return fmt.Errorf("%s has %d rows in %q, and the model %d; set model.resize_embeddings: %d", w.path,
+					i.Shape[0], in.Name, t.Shape[0], i.Shape[0])
+			}
+		}
+		if c.saved(t) || t.FileRows > 0 && w.Has(in) {
+			want = append(want, in)
+			if c.TieWordEmbeddings && t.Role == Embedding { // its copy may be there as the head
+				f.Tensors[Embedding], f.Tensors[Head] = in.Name, adapterPrefix+f.Tensors[Head]
+			}
+		}
+	}
+	return w.Check(&f, want)
+}
 
 // ExportAdapter writes an adapter directory that PEFT loads. The directory appears complete or not at all. It refuses a
 // directory with files in it.
 func ExportAdapter(path string, m Model) error {
-	l := m.Config.Tuning.LoRA
+	l, tied := m.Config.Tuning.LoRA, m.Config.savesTied()
+	saved := l.ModulesToSave
+	if tied { // the head for PEFT without ensure_weight_tying
+		saved = append(slices.Clip(saved), moduleOf(m.Config.Tensors()[0]), m.Config.headModule())
+		slices.Sort(saved)
+		saved = slices.Compact(saved)
+	}
 	targets := l.Targets
-	if len(targets) == 0 {
-		targets = m.Config.modules()
+	if targets.IsZero() {
+		targets.Names = m.Config.modules()
 	}
 	config := map[string]any{
 		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": m.From, "inference_mode": true,
 		"r": l.R, "lora_alpha": number(l.Alpha), "lora_dropout": number(l.Dropout), "target_modules": targets,
+		"exclude_modules": l.Exclude, "layers_to_transform": l.Layers, "layers_pattern": l.LayersPattern,
 		"use_rslora": l.RSLoRA, "use_dora": false, "bias": "none", "fan_in_fan_out": false, "init_lora_weights": true,
-		"modules_to_save": nil, "rank_pattern": map[string]any{}, "alpha_pattern": map[string]any{},
+		"modules_to_save": saved, "ensure_weight_tying": tied, "rank_pattern": l.RankPattern,
+		"alpha_pattern": l.AlphaPattern,
 	}
 	return writeExport(path, func(dir *os.Root) error {
 		var entries []safetensors.Entry
-		for _, t := range m.Tensors {
-			entries = append(entries, m.entry(filed{t, []Tensor{t}}))
+		for _, f := range m.inFiles() {
+			own := f.Tensor
+			if f.Tensor = InAdapter(own); own.Role == Embedding && m.Config.TieWordEmbeddings {
+				head := f
+				head.Name = adapterPrefix + m.Config.Family().Tensors[Head]
+				entries = append(entries, m.entry(head))
+			}
+			entries = append(entries, m.entry(f))
 		}
 		if err := safetensors.WriteIn(dir, adapterFile, map[string]string{"format": "pt"}, entries); err != nil {
 			return err

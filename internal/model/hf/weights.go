@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -34,6 +35,7 @@ type Weights struct {
 	where map[string]*safetensors.File // by tensor
 	names []string
 	inner map[string]string // names in the files of tensors of a language model in a larger one, by their own names
+	means sync.Map          // of the rows of resized tensors, by name
 
 	headers int64 // bytes of all headers
 	tensors int   // in all files
@@ -277,8 +279,8 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 		case err == nil:
 		case i == nil:
 			missing = append(missing, fmt.Sprintf("%.255q %v", t.Name, t.Shape))
-		case !slices.Equal(i.Shape, t.Shape):
-			shapes = append(shapes, fmt.Sprintf("%.255q %v for %v", t.Name, i.Shape, t.Shape))
+		case !slices.Equal(i.Shape, t.fileShape()):
+			shapes = append(shapes, fmt.Sprintf("%.255q %v for %v", t.Name, i.Shape, t.fileShape()))
 		default:
 			types = append(types, fmt.Sprintf("%.255q %.64s", t.Name, i.DType))
 		}
@@ -327,7 +329,7 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 // equal reports whether a tensor of another name has the same elements.
 func (w *Weights) equal(t Tensor, name string) (bool, error) {
 	const piece = 1 << 20
-	other := Tensor{Name: name, Shape: t.Shape}
+	other := Tensor{Name: name, Shape: t.Shape, FileRows: t.FileRows}
 	for off, n := int64(0), int64(t.Size()); off < n; off += piece {
 		a, b := make([]float32, min(piece, n-off)), make([]float32, min(piece, n-off))
 		if err := errors.Join(w.Read(t, a, off), w.Read(other, b, off)); err != nil {
@@ -361,9 +363,9 @@ func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 			t.Name, t.Shape)
 	}
 	i, _ := s.Info(w.stored(t.Name))
-	if !slices.Equal(i.Shape, t.Shape) {
+	if !slices.Equal(i.Shape, t.fileShape()) {
 		return &i, fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name,
-			i.Shape, t.Shape)
+			i.Shape, t.fileShape())
 	}
 	switch i.DType {
 	case safetensors.F64, safetensors.F32, safetensors.F16, safetensors.BF16:
@@ -373,9 +375,13 @@ func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 		"BF16", w.path, t.Name, i.DType)
 }
 
-// Read fills dst with the elements of a tensor, row-major, from element off. The file must have t.Shape, and every
-// element must be finite.
+// Read fills dst with the elements of a tensor, row-major, from element off. The file must have t.Shape, or
+// t.FileRows, and every element must be finite.
 func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
+	dst, err := w.fillMean(t, dst, off)
+	if err != nil || len(dst) == 0 {
+		return err
+	}
 	t, before := t.inFiles()
 	off += before
 	if _, err := w.check(t); err != nil {

@@ -38,9 +38,9 @@ func NewInitial(cfg *config.Config, saved bool) (*Initial, error) {
 			err = s.base.Check(m.Family(), m.Tensors())
 		}
 	}
-	if l := m.Tuning.LoRA; err == nil && l != nil && l.From != "" && needs(m.Adapters()) {
+	if l := m.Tuning.LoRA; err == nil && l != nil && l.From != "" && needs(append(m.Adapters(), m.Kept()...)) {
 		if s.adapter, err = hf.OpenAdapter(l.From); err == nil {
-			err = s.adapter.Check(m.Family(), m.Adapters())
+			err = s.adapter.CheckAdapter(&m.Config)
 		}
 	}
 	if err != nil {
@@ -63,8 +63,8 @@ func (s *Initial) Close() error {
 // Read sets dst to the elements of a parameter from offset. Of random ones it generates whole blocks, even for a part.
 // Several goroutines may call it.
 func (s *Initial) Read(p model.Param, offset int64, dst []float32) error {
-	if from := s.files(p); from != nil {
-		return from.Read(p.Tensor, dst, offset)
+	if from, t := s.files(p); from != nil {
+		return from.Read(t, dst, offset)
 	}
 	for len(dst) > 0 {
 		lo := offset / model.InitBlock * model.InitBlock
@@ -84,15 +84,19 @@ func (s *Initial) Read(p model.Param, offset int64, dst []float32) error {
 
 // drawn returns the random numbers of a parameter that has no file, if they have a normal distribution.
 func (s *Initial) drawn(p model.Param) (kernels.Normals, bool) {
-	return p.Normals(s.cfg.Train.Seed), p.Std > 0 && s.files(p) == nil
+	from, _ := s.files(p)
+	return p.Normals(s.cfg.Train.Seed), p.Std > 0 && from == nil
 }
 
-// files returns the files of a parameter's first values; nil: random.
-func (s *Initial) files(p model.Param) *hf.Weights {
-	if _, _, adapts := hf.Adapted(p.Name); adapts {
-		return s.adapter
+// files returns the files of a parameter's first values, and its tensor there; nil: random.
+func (s *Initial) files(p model.Param) (*hf.Weights, hf.Tensor) {
+	if t := hf.InAdapter(p.Tensor); s.adapter != nil && s.adapter.Has(t) {
+		return s.adapter, t
 	}
-	return s.base
+	if _, _, adapts := hf.Adapted(p.Name); adapts {
+		return nil, p.Tensor
+	}
+	return s.base, p.Tensor
 }
 
 // baseState names the record of the frozen weights in the extra state of a checkpoint.
@@ -170,22 +174,23 @@ func (s *Initial) Saved(ctx context.Context, c *checkpoint.Checkpoint, merge boo
 			}
 		}
 		last = name
-		addProduct(dst, int(off), ab[0], ab[1][row*m.Tuning.LoRA.R:], m.Tuning.LoRA)
+		r := pair[0].Shape[0]
+		addProduct(dst, int(off), ab[0], ab[1][row*r:], r, m.Tuning.LoRA.Scale(name))
 		return err
 	}
 }
 
 // addProduct adds scale * B A, from an element on, to dst. Each element is rounded once.
-func addProduct(dst []float32, off int, a, b []float32, l *hf.LoRA) {
-	in, scale := len(a)/l.R, l.Scale()
+func addProduct(dst []float32, off int, a, b []float32, r int, scale float64) {
+	in := len(a) / r
 	var g errgroup.Group
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	for row := off / in; row*in < off+len(dst); row++ {
 		g.Go(func() error {
 			lo, hi := max(row*in, off), min((row+1)*in, off+len(dst))
 			sums := make([]float64, hi-lo)
-			for k := range l.R {
-				factor := scale * float64(b[row*l.R+k])
+			for k := range r {
+				factor := scale * float64(b[row*r+k])
 				for i, x := range a[k*in+lo-row*in : k*in+hi-row*in] {
 					sums[i] += factor * float64(x)
 				}

@@ -52,10 +52,11 @@ var gpuCases = []gpuCase{
 	{name: "zigzag", ranks: 2, set: []string{"parallel.layout=zigzag", "memory.recompute=full"}},
 	{name: "adapters", ranks: 1, set: []string{"lora={r: 8, dropout: 0.2}", "optimizer.lr=0.01",
 		"memory.recompute=full"}},
-	{name: "adapters of a sharded model", ranks: 2, set: []string{"lora={r: 4, targets: [v_proj, down_proj]}",
+	{name: "adapters of a sharded model", ranks: 2, set: []string{"lora={r: 4, targets: [v_proj, down_proj], " +
+		"rank_pattern: {v_proj: 2}, modules_to_save: [lm_head, layers.1.self_attn.q_proj]}",
 		"memory.shard=parameters", "model.num_hidden_layers=4", "model.tie_word_embeddings=false"}},
-	{name: "adapters with state on the host", ranks: 2, set: []string{"lora={r: 4}", "memory.shard=parameters",
-		"memory.offload=both", "memory.recompute=full", "model.num_hidden_layers=6"}},
+	{name: "adapters with state on the host", ranks: 2, set: []string{"lora={r: 4, modules_to_save: [embed_tokens, norm]}",
+		"memory.shard=parameters", "memory.offload=both", "memory.recompute=full", "model.num_hidden_layers=6"}},
 	{name: "frozen layers", ranks: 2, set: []string{"train.freeze=[\"model.embed_tokens.*\", \"model.layers.0.*\", " +
 		"\"*norm.weight\"]", "memory.shard=gradients", "train.global_batch_size=4"}},
 	{name: "tied and clipped", ranks: 1, set: []string{"model.tie_word_embeddings=true", "optimizer.grad_clip=0.1"}},

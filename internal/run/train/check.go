@@ -47,10 +47,14 @@ func Check(cfg *config.Config) (*plan.Data, error) {
 		}
 	}
 	if cfg.Model.From != "" {
-		note("model.from", checkWeights(cfg, hf.OpenWeights, cfg.Model.From, cfg.Model.Tensors()))
+		note("model.from", checkWeights(hf.OpenWeights, cfg.Model.From, func(w *hf.Weights) error {
+			return w.Check(cfg.Model.Family(), cfg.Model.Tensors())
+		}))
 	}
 	if l := cfg.Model.Tuning.LoRA; l != nil && l.From != "" {
-		note("lora.from", checkWeights(cfg, hf.OpenAdapter, l.From, cfg.Model.Adapters()))
+		note("lora.from", checkWeights(hf.OpenAdapter, l.From, func(w *hf.Weights) error {
+			return w.CheckAdapter(&cfg.Model.Config)
+		}))
 	}
 	if len(all) > 0 {
 		return nil, all
@@ -61,13 +65,13 @@ func Check(cfg *config.Config) (*plan.Data, error) {
 	return found, cfg.ResolveSteps(found.StepsPerEpoch)
 }
 
-func checkWeights(cfg *config.Config, open func(string) (*hf.Weights, error), path string, want []hf.Tensor) error {
+func checkWeights(open func(string) (*hf.Weights, error), path string, check func(*hf.Weights) error) error {
 	w, err := open(path)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	return w.Check(cfg.Model.Family(), want)
+	return check(w)
 }
 
 // FirstDocuments returns the document lengths of the first sample of a run; nil if documents are not separate, or not

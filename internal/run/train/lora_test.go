@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/hf"
@@ -49,9 +50,15 @@ func loraCurves(t *testing.T) (runs []tuned, curve func(name string) expect) {
 		}
 		return "../" + of.Base
 	}
-	for _, name := range []string{"all", "subset", "phi3"} {
-		runs = append(runs, tuned{name, []string{"lora.from=" + absolute(filepath.Join(loraDir, name))}, baseOf(name)})
+	grown := []string{"model.resize_embeddings=100", "data.path=" + absolute(filepath.Join(loraDir, "resized.bin"))}
+	for _, name := range []string{"all", "subset", "phi3", "patterns", "tied", "resized"} {
+		set := []string{"lora.from=" + absolute(filepath.Join(loraDir, name))}
+		if name == "resized" {
+			set = append(set, grown...)
+		}
+		runs = append(runs, tuned{name, set, baseOf(name)})
 	}
+	runs = append(runs, tuned{"grown", grown, baseOf("grown")})
 	globs, err := json.Marshal(frozen.Frozen)
 	if err != nil {
 		t.Fatal(err)
@@ -73,9 +80,10 @@ func loadTuned(t *testing.T, run tuned, e expect, ranks int, set ...string) *con
 	return load(t, parityYAML(run.base, e), ranks, slices.Concat(run.set, set)...)
 }
 
-// Adapters of PEFT, of all linear layers, of a subset with rslora, and of matrices that files join, and a model with
-// frozen parameters follow the curves of plain PyTorch training within 1e-5 of the loss, with the state of the model
-// whole, in parts and on the host.
+// Adapters of PEFT (of all linear layers, of a subset with rslora, of matrices that files join, with patterns and modules
+// to save, with a tied embedding to save, of a resized model), a resized model and one with frozen parameters follow
+// the curves of plain PyTorch training within 1e-5 of the loss, with the state of the model whole, in parts and on the
+// host.
 func TestAdaptersFollowPEFT(t *testing.T) {
 	runs, curve := loraCurves(t)
 	for _, run := range runs {
@@ -90,6 +98,9 @@ func TestAdaptersFollowPEFT(t *testing.T) {
 			{2, []string{"memory.shard=parameters", "memory.offload=both"}},
 		} {
 			cfg := loadTuned(t, run, e, c.ranks, c.set...)
+			if n := model.Count(model.Layout(&cfg.Model.Config)); n != e.Trained {
+				t.Errorf("%s: %d parameters train, want %d", run.name, n, e.Trained)
+			}
 			what := fmt.Sprintf("%s, %d ranks, %v", run.name, c.ranks, c.set)
 			got := mustRun(t, cfg, c.ranks, train.Options{}).steps
 			follows(t, what, got, e, "fp32")
@@ -225,8 +236,8 @@ func checkMerged(t *testing.T, cfg *config.Config, dir string) {
 		matrix, row, rows := m.Matrix()
 		module := "base_model.model." + strings.TrimSuffix(matrix, "weight")
 		if l := cfg.Model.Tuning.LoRA; l != nil && saved[module+"lora_A.weight"] {
-			in := m.Shape[1]
-			a, b := make([]float32, l.R*in), make([]float32, rows*l.R)
+			in, r := m.Shape[1], l.Rank(strings.TrimSuffix(matrix, ".weight"))
+			a, b := make([]float32, r*in), make([]float32, rows*r)
 			for name, to := range map[string][]float32{"lora_A.weight": a, "lora_B.weight": b} {
 				if err := c.Read(t.Context(), module+name, checkpoint.FieldParam, 0, to); err != nil {
 					t.Fatal(err)
@@ -234,8 +245,8 @@ func checkMerged(t *testing.T, cfg *config.Config, dir string) {
 			}
 			for i := range want {
 				sum := 0.0
-				for k := range l.R {
-					sum += l.Scale() * float64(b[(row+i/in)*l.R+k]) * float64(a[k*in+i%in])
+				for k := range r {
+					sum += l.Scale(matrix) * float64(b[(row+i/in)*r+k]) * float64(a[k*in+i%in])
 				}
 				want[i] = float32(float64(want[i]) + sum)
 			}

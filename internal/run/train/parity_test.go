@@ -45,6 +45,7 @@ type expect struct {
 	GradClip    float64   `json:"grad_clip"`
 	Loss        []float64 `json:"loss"`
 	GradNorm    []float64 `json:"grad_norm"`
+	Trained     int64     `json:"trained"` // parameters; 0: unknown
 }
 
 func readExpect(t *testing.T, name string) expect {

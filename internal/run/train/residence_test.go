@@ -307,7 +307,8 @@ func TestDelaysLeaveNoTrace(t *testing.T) {
 			{"model.num_hidden_layers=4", "model.tie_word_embeddings=false", "precision.compute=bf16"},
 			{"model.num_hidden_layers=3"},
 			{"model.num_hidden_layers=1", "model.tie_word_embeddings=false"},
-			{"model.num_hidden_layers=3", "model.tie_word_embeddings=false", "precision.compute=bf16", "lora={r: 4}"},
+			{"model.num_hidden_layers=3", "model.tie_word_embeddings=false", "precision.compute=bf16",
+				"lora={r: 4, modules_to_save: [embed_tokens, lm_head]}"},
 		} {
 			if (testing.Short() || j == 3) && shard != "parameters" && i != j {
 				continue
