@@ -104,6 +104,8 @@ def write(root, names):
                 torch.nn.init.normal_(p, 0, 0.1)
             elif p.requires_grad:  # not the weights of the base
                 p.data += 0.01 * torch.randn_like(p)
+        if name == "resized":  # not the means, which cprun can compute itself
+            model.get_input_embeddings().weight.data[96:] += 0.1 * torch.randn(ROWS - 96, 32)
         model.save_pretrained(out / name)
         (out / name / "README.md").unlink(missing_ok=True)
         (out / name / "adapter_model.safetensors").chmod(0o644)

@@ -117,8 +117,7 @@ func allSkipped(reasons []string) (lines []string) {
 
 var (
 	// freeKeys do not change the model's results; dataKeys select the tokens of each sample.
-	freeKeys = []string{"model.from", "model.resize_embeddings", "model.initializer_range",
-		"model.max_position_embeddings"} // vocab_size follows resize_embeddings
+	freeKeys = []string{"model.from", "model.initializer_range", "model.max_position_embeddings"}
 	loraKeys = []string{"lora.r", "lora.alpha", "lora.alpha_pattern", "lora.rslora"} // Fits compares the others
 	dataKeys = []string{"data.path", "data.format", "data.tokenizer", "data.chat_template", "data.train_on",
 		"data.seq_len", "data.shuffle", "data.pack_documents", "data.overlong", "data.eos_token_id", "data.seed",

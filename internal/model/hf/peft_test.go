@@ -194,6 +194,14 @@ func TestPatternsThatAreRefused(t *testing.T) {
 	}
 }
 
+// The order of names does not matter, and names may be repeated.
+func TestNamesOfModules(t *testing.T) {
+	var m Modules
+	if err := json.Unmarshal([]byte(`["b", "a", "b"]`), &m); err != nil || fmt.Sprint(m.Names) != "[a b]" {
+		t.Errorf("read %+v, %v", m, err)
+	}
+}
+
 // Modules to save end at any letter, as in PEFT. A tied head is the embedding.
 func TestModulesToSave(t *testing.T) {
 	for _, row := range []struct {
@@ -259,6 +267,9 @@ func TestAdapterRoundTrip(t *testing.T) {
 			if err := w.Read(InAdapter(n), a, 0); err != nil || m.Read(n, 0, b) != nil || fmt.Sprint(a) != fmt.Sprint(b) {
 				t.Errorf("%s: %s is %v, %v", what, n.Name, a, err)
 			}
+		}
+		if head := (Tensor{Name: adapterPrefix + "lm_head.weight"}); c.TieWordEmbeddings && !w.Has(head) {
+			t.Errorf("%s: no copy of the tied embedding as the head", what) // for which PEFT looks
 		}
 		if c.FileVocab > 0 {
 			c.VocabSize, c.FileVocab = 6, 0

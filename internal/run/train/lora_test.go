@@ -225,7 +225,9 @@ func checkMerged(t *testing.T, cfg *config.Config, dir string) {
 				t.Fatal(err)
 			}
 		}
-		if err := base.Read(m, want, 0); err != nil {
+		if l := cfg.Model.Tuning.LoRA; l != nil && l.From != "" && m.FileRows > 0 {
+			readAdapter(t, l.From, hf.InAdapter(m), want)
+		} else if err := base.Read(m, want, 0); err != nil {
 			t.Fatal(err)
 		}
 		if saved[m.Name] {
@@ -254,5 +256,17 @@ func checkMerged(t *testing.T, cfg *config.Config, dir string) {
 		if err := near.Within(got, want, near.Finite, 1e-7); err != nil {
 			t.Errorf("%s: %v", m.Name, err)
 		}
+	}
+}
+
+func readAdapter(t *testing.T, path string, of hf.Tensor, dst []float32) {
+	t.Helper()
+	w, err := hf.OpenAdapter(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := w.Read(of, dst, 0); err != nil {
+		t.Fatal(err)
 	}
 }
