@@ -115,7 +115,9 @@ func (l *loader) resize() {
 // modules reads names of modules, or a regular expression of them.
 func (k *key) modules(n *yaml.Node) (m hf.Modules, err error) {
 	if n.ShortTag() == "!!str" {
-		m.Regexp, err = k.text(n)
+		if m.Regexp, err = k.text(n); m.Regexp == "" && err == nil {
+			err = fmt.Errorf("it is empty; want %s", k.wanted())
+		}
 		return m, err
 	}
 	m.Names, err = listOf((*key).text)(k, n)
