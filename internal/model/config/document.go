@@ -258,16 +258,13 @@ func valueNode(value any) *yaml.Node {
 				valueNode(v[name]))
 		}
 		return m
-	case hf.Patterns: // the order matters
-		m := &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle}
-		for _, e := range v {
-			value := any(e.Value)
-			if n := int64(e.Value); float64(n) == e.Value {
-				value = n
-			}
-			m.Content = append(m.Content, valueNode(e.Key), valueNode(value))
+	case hf.Patterns: // JSON is YAML, and keeps the order
+		text, err := v.MarshalJSON()
+		n, notYAML := parseValue(string(text))
+		if err != nil || notYAML != nil {
+			panic("config: patterns do not encode")
 		}
-		return m
+		return n
 	case []any:
 		list := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
 		for _, e := range v {

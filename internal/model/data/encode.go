@@ -303,7 +303,7 @@ func (e *Encoding) document(made *encoders, b *batch, line []byte) (d Document, 
 func (e *Encoding) check(ids []int32) error {
 	for _, id := range ids {
 		if e.Vocab > 0 && int(id) >= e.Vocab {
-			return fmt.Errorf("token id %d is not below vocab_size %d", id, e.Vocab)
+			return fmt.Errorf("token id %d is not below vocab_size %d; model.resize_embeddings adds rows", id, e.Vocab)
 		}
 	}
 	return nil
