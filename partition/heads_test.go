@@ -11,6 +11,7 @@ func TestInner(t *testing.T) {
 	for _, c := range []struct{ ranks, perHost, heads, kv, want int }{
 		{8, 8, 32, 8, 8}, {16, 8, 32, 8, 8}, {8, 8, 32, 4, 4}, {16, 4, 32, 8, 4}, {6, 6, 12, 4, 2}, {8, 8, 8, 1, 8},
 		{4, 4, 3, 1, 2}, {6, 6, 9, 1, 3}, {1, 1, 4, 2, 1}, {7, 7, 4, 4, 1}, {8, 1, 32, 8, 1}, {2, 8, 32, 8, 2},
+		{12, 8, 24, 12, 4}, {6, 4, 8, 8, 2}, // divisors of one number alone: 6, 4
 	} {
 		if got := Inner(c.ranks, c.perHost, c.heads, c.kv); got != c.want {
 			t.Errorf("Inner(%d ranks, %d on a host, %d heads, %d of keys) = %d, want %d", c.ranks, c.perHost, c.heads,

@@ -58,6 +58,45 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// The hint of a rank that waited too long refers to the table of waits, which only time-outs print.
+func TestHintOfATimeOut(t *testing.T) {
+	for _, c := range []struct {
+		report Failure
+		class  Class
+		table  bool
+	}{
+		{Failure{Remote: true, TimedOut: true}, classRemote, true},
+		{Failure{Remote: true}, classRemote, false},
+		{Failure{TimedOut: true}, classOwn, false},
+	} {
+		v := judge(evidence{report: &c.report, exit: 1 << 8})
+		if v.class != c.class || strings.Contains(v.hint, "table") != c.table {
+			t.Errorf("%+v: %+v", c.report, v)
+		}
+	}
+}
+
+// A worker that the launcher asked to end, and that ends without an error or before its work is done, has no excuse.
+func TestEndedByUs(t *testing.T) {
+	const term, kill = syscall.SIGTERM, syscall.SIGKILL
+	for _, c := range []struct {
+		sent []syscall.Signal
+		exit syscall.WaitStatus
+		want bool
+	}{
+		{[]syscall.Signal{term}, 1 << 8, true},
+		{[]syscall.Signal{term}, 0, false},
+		{[]syscall.Signal{kill}, 1 << 8, false},
+		{nil, 1 << 8, false},
+		{[]syscall.Signal{term, kill}, syscall.WaitStatus(kill), true},
+		{[]syscall.Signal{term}, syscall.WaitStatus(kill), false},
+	} {
+		if got := (&child{sent: c.sent}).endedByUs(c.exit); got != c.want {
+			t.Errorf("signals %v, then status %#x: %v, want %v", c.sent, int(c.exit), got, c.want)
+		}
+	}
+}
+
 func TestHintOfAProcessThatIsNotStarted(t *testing.T) {
 	for err, want := range map[error]string{
 		fmt.Errorf("pipe: %w", os.NewSyscallError("pipe2", syscall.EMFILE)): "ulimit -n",

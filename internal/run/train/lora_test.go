@@ -138,6 +138,27 @@ func TestDropoutOfRanks(t *testing.T) {
 	}
 }
 
+// Dropout drops other elements in each step, and for another seed: without updates, the loss of a batch changes.
+func TestDropoutOfSteps(t *testing.T) {
+	runs, curve := loraCurves(t)
+	path := filepath.Join(t.TempDir(), "one.jsonl")
+	text := `{"input_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]}`
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[metrics.Float]bool{}
+	for _, seed := range []string{"train.seed=1", "train.seed=2"} {
+		cfg := loadTuned(t, runs[0], curve("all").begin(), 1, "data.path="+path, "data.seq_len=14", "train.steps=3",
+			"optimizer.lr=0", "lora.dropout=0.3", "data.seed=1", seed)
+		for _, s := range mustRun(t, cfg, 1, train.Options{}).steps {
+			seen[s.Loss] = true
+		}
+	}
+	if len(seen) != 6 {
+		t.Errorf("two runs of three steps over one batch have %d losses, want 6: %v", len(seen), seen)
+	}
+}
+
 // Tensors of an adapter that do not fit are found before a process starts.
 func TestAdaptersThatDoNotFitAreRefused(t *testing.T) {
 	runs, curve := loraCurves(t)

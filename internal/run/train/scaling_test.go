@@ -308,6 +308,30 @@ func TestLossThatIsNotFiniteIsDivergence(t *testing.T) {
 	}
 }
 
+// A gradient norm that is not finite ends a run at once, before the next loss shows it.
+func TestGradientNormThatIsNotFiniteIsDivergence(t *testing.T) {
+	_, err := runOn(t, load(t, tiny(t), 1), 1, train.Options{}, func(d *device.Device) {
+		d.Ops = &steep{d.Ops, d.Stream.(*tensor.HostStream)}
+	})
+	if err == nil || !strings.Contains(err.Error(), "step 1: training diverged: loss 5.") {
+		t.Errorf("a run with a gradient that is no number ended with %v", err)
+	}
+}
+
+// A steep computes a finite loss with a gradient that is no number.
+type steep struct {
+	model.Ops
+	stream *tensor.HostStream
+}
+
+func (n *steep) CrossEntropy(loss, logits, targets tensor.View, scale, softcap float64, grad bool) {
+	n.Ops.CrossEntropy(loss, logits, targets, scale, softcap, grad)
+	n.stream.Do("steep", func() error {
+		tensor.Data[float32](logits)[0] = float32(math.NaN())
+		return nil
+	})
+}
+
 // An infinite computes an infinite loss with finite gradients.
 type infinite struct {
 	model.Ops
