@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/near"
@@ -174,6 +175,43 @@ func TestHelpOfACommandIsThatOfItsFlag(t *testing.T) {
 func TestOneNodeOfSeveral(t *testing.T) {
 	must(t, "--nnodes", "1", "--node-rank", "0", "--rendezvous", "localhost:29400", "--run-dir",
 		filepath.Join(t.TempDir(), "run"), small(t, 1))
+}
+
+// A command whose output cannot be written fails. If its reader has gone, it says nothing.
+func TestStandardOutputThatFails(t *testing.T) {
+	closed, err := os.Open(os.DevNull) // for reading
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closed.Close()
+	r, gone, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	defer gone.Close()
+	const model = "../../internal/model/testdata/parity/tiny-llama"
+	eval := []string{"eval", model, "--data", model + "/tokens.bin", "--seq-len", "8", "--samples", "1", "--quiet"}
+	for _, args := range [][]string{{"version"}, {"plan", "-h"}, {"completion", "bash"}, eval,
+		{"tokenize", "--tokenizer", "bytes", "--to", filepath.Join(t.TempDir(), "x"), "main.go"}} {
+		var errs strings.Builder
+		c := process(t, args...)
+		c.Stdout, c.Stderr = closed, &errs
+		c.Run()
+		if code := c.ProcessState.ExitCode(); code != 1 || strings.Count(errs.String(), "cprun: ") != 1 {
+			t.Errorf("%v, output cannot be written: exit status %d, %q", args, code, errs.String())
+		}
+	}
+	for _, args := range [][]string{{"version"}, eval} {
+		var errs strings.Builder
+		c := process(t, args...)
+		c.Stdout, c.Stderr = gone, &errs
+		c.Run()
+		status := c.ProcessState.Sys().(syscall.WaitStatus)
+		if status.Signal() != syscall.SIGPIPE && status.ExitStatus() != exitPipe || errs.Len() > 0 {
+			t.Errorf("%v, without a reader: %v, %q", args, c.ProcessState, errs.String())
+		}
+	}
 }
 
 func TestVersionAndDoctor(t *testing.T) {

@@ -234,7 +234,7 @@ add_special_tokens, without truncation.`,
 			"  cprun tokenize --tokenizer tokenizer.json --eos=false --to corpus a.jsonl b.jsonl",
 		Args: func(*cobra.Command, []string) error { return nil },
 		RunE: func(c *cobra.Command, args []string) error {
-			o.Stdout, o.Stderr = os.Stdout, os.Stderr
+			o.Stdout, o.Stderr = stdout, os.Stderr
 			return finish(command.Tokenize(c.Context(), args, o))
 		},
 	}

@@ -2,12 +2,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -20,13 +23,43 @@ import (
 // exitUsage reports bad usage, config or input, found before any process is spawned.
 const exitUsage = 2
 
+// exitPipe is the shell's status of a program that SIGPIPE has ended.
+const exitPipe = 128 + int(syscall.SIGPIPE)
+
 // version comes from the release build; "": ask the Go build info.
 var version = ""
 
 // stdout strips the control characters of a terminal.
-var stdout = terminal.NewWriter(os.Stdout)
+var (
+	output = sink{w: os.Stdout}
+	stdout = terminal.NewWriter(&output)
+)
 
-func main() { os.Exit(run(os.Args[1:])) }
+// A sink keeps the first error of its writes, because most printers drop it.
+type sink struct {
+	w   io.Writer
+	err error
+}
+
+func (s *sink) Write(p []byte) (int, error) {
+	if s.err == nil {
+		_, s.err = s.w.Write(p)
+	}
+	return len(p), nil
+}
+
+func main() {
+	code := run(os.Args[1:])
+	stdout.Flush()
+	switch {
+	case errors.Is(output.err, syscall.EPIPE): // as in "cprun | head -1", in a launcher, which survives SIGPIPE
+		code = cmp.Or(code, exitPipe)
+	case output.err != nil:
+		fmt.Fprintf(os.Stderr, "cprun: standard output: %s\n", terminal.Message(output.err))
+		code = cmp.Or(code, 1)
+	}
+	os.Exit(code)
+}
 
 // A status is an exit status that a command has already explained.
 type status int
@@ -36,7 +69,6 @@ func (s status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 func run(args []string) int {
 	root := rootCommand()
 	root.SetOut(stdout)
-	defer stdout.Flush()
 	root.SetArgs(args)
 	c, err := root, command.UseInstructions()
 	if err == nil {

@@ -48,7 +48,7 @@ type Options struct {
 	// machine is the machine of the run, found by resolve: a GPU, or the CPU.
 	machine machine.Machine
 
-	Stdout io.Writer
+	Stdout io.Writer // keeps its own errors
 	Stderr *os.File
 	// Costs returns the known costs of a machine for a number of ranks; nil: auto follows the rules of package
 	// config. Without Costs a command reads the user's own table, or the one that ships for this very device.
@@ -195,7 +195,6 @@ func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, note
 func (o *Options) report(ctx context.Context, role job.Role, ranks int, notes []string, task any,
 	to any) (launch.Result, error) {
 	var data []byte
-	var wrote error
 	res, err := o.runWorkers(ctx, role, ranks, notes, task, func(out *progress.Printer, e launch.Event) {
 		var text string
 		switch {
@@ -203,15 +202,13 @@ func (o *Options) report(ctx context.Context, role job.Role, ranks int, notes []
 			data = e.Data
 		case e.Kind == job.EventNotice && json.Unmarshal(e.Data, &text) == nil:
 			out.Note(text)
-		case e.Kind == job.EventOutput && json.Unmarshal(e.Data, &text) == nil && wrote == nil:
-			_, wrote = io.WriteString(o.Stdout, text)
+		case e.Kind == job.EventOutput && json.Unmarshal(e.Data, &text) == nil:
+			io.WriteString(o.Stdout, text)
 		}
 	})
 	switch {
 	case err != nil || res.ExitCode != launch.ExitDone:
 		return res, errors.Join(err, res.Err)
-	case wrote != nil:
-		return res, fmt.Errorf("stdout: %w", wrote)
 	case to != nil:
 		if err = json.Unmarshal(data, to); err != nil {
 			err = fmt.Errorf("rank 0's report: %w", err)
