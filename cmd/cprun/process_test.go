@@ -14,6 +14,25 @@ import (
 // endless is a number of steps that no test reaches.
 const endless = 1000000
 
+// The failed rank comes last on the terminal, after which no trace is missed. A run that is done misses it.
+func TestFailedRankComesLast(t *testing.T) {
+	for blocked, want := range map[string]int{"logs/trace-rank-0000.json": 1, "trace.json": 0} {
+		dir := t.TempDir()
+		if err := os.MkdirAll(filepath.Join(dir, blocked, "x"), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		code, _, stderr := cprun(t, "--run-dir", dir, "--set", "log.trace_steps=1", small(t, 1))
+		_, after, _ := strings.Cut(stderr, "rank 0 failed")
+		if code != want || strings.Contains(after, "merged trace") || code == 0 && !strings.Contains(stderr, "merged trace") {
+			t.Errorf("%s is a directory: exit status %d\n%s", blocked, code, stderr)
+		}
+		log, err := os.ReadFile(filepath.Join(dir, "logs/launcher.log"))
+		if err != nil || !strings.Contains(string(log), "merged trace") {
+			t.Errorf("%s is a directory: %v, the launcher's log:\n%s", blocked, err, log)
+		}
+	}
+}
+
 func TestTrainWritesTheRunDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	_, stderr := must(t, "--nproc", "3", "--run-dir", dir, "--set", "checkpoint.every=4", "--set", "log.trace_steps=2",

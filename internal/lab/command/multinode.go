@@ -140,10 +140,10 @@ func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	}
 	t.out.Close()
 	if t.leads {
-		t.lead.merge(t.out)
+		t.lead.merge(res)
 		t.track.summary(res)
 	}
-	return res.ExitCode, t.log.note(res.Err)
+	return res.ExitCode, t.log.end(res)
 }
 
 // firstDevice returns the number of this agent's first GPU among the visible ones. If the agents of a node see all of

@@ -15,6 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
@@ -93,9 +94,10 @@ func replace(dir *os.Root, name string, data []byte) error {
 
 // A launcherLog is logs/launcher.log, the output of the launcher in every start.
 type launcherLog struct {
-	f    *os.File
-	name string
-	out  *progress.Printer
+	f      *os.File
+	name   string
+	out    *progress.Printer
+	failed bool // the job: the last lines on the terminal are about its first failed rank
 }
 
 func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions) (*launcherLog, error) {
@@ -106,7 +108,7 @@ func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions)
 	fmt.Fprintf(f, "--- %s cprun %s: %s\n", time.Now().UTC().Format(progress.Stamp), o.Version,
 		terminal.Name(shell(o.Args)))
 	out.Log(f)
-	return &launcherLog{f, name, out}, nil
+	return &launcherLog{f: f, name: name, out: out}, nil
 }
 
 // note copies an error into the log. A nil log ignores it.
@@ -117,9 +119,17 @@ func (l *launcherLog) note(err error) error {
 	return err
 }
 
+// end copies the error of a job into the log.
+func (l *launcherLog) end(res launch.Result) error {
+	if l != nil {
+		l.failed = res.ExitCode == launch.ExitFailed
+	}
+	return l.note(res.Err)
+}
+
 // close ends the log, and reports if it is incomplete.
 func (l *launcherLog) close() {
-	if err := errors.Join(l.out.LogErr(), l.f.Close()); err != nil {
+	if err := errors.Join(l.out.LogErr(), l.f.Close()); err != nil && !l.failed {
 		l.out.Note("logs/" + l.name + " is incomplete: " + err.Error())
 	}
 }

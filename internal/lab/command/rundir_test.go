@@ -1,11 +1,14 @@
 package command
 
 import (
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
 )
 
 // A shell reads back each word of a command line, which a terminal can print.
@@ -21,5 +24,27 @@ func TestShell(t *testing.T) {
 	}
 	if got := shell([]string{"cprun", "train.yaml"}); strings.ContainsAny(got, "'$") {
 		t.Errorf("plain words are quoted: %s", got)
+	}
+}
+
+// A launcher's log that is incomplete is reported, except after a failed job: the failed rank comes last.
+func TestIncompleteLogAfterAFailure(t *testing.T) {
+	for _, code := range []int{launch.ExitDone, launch.ExitFailed} {
+		root, err := os.OpenRoot(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer root.Close()
+		var stderr strings.Builder
+		l, err := openLog(root, "launcher.log", progress.New(&stderr, progress.Options{}), &TrainOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.f.Close()
+		l.end(launch.Result{ExitCode: code})
+		l.close()
+		if said := stderr.Len() > 0; said != (code == launch.ExitDone) {
+			t.Errorf("exit status %d: %q", code, stderr.String())
+		}
 	}
 }

@@ -187,9 +187,9 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 	res := launch.Run(ctx, spec)
 	live.end(res)
 	out.Close()
-	b.merge(out)
+	b.merge(res)
 	t.summary(res)
-	return res.ExitCode, b.log.note(res.Err)
+	return res.ExitCode, b.log.end(res)
 }
 
 // A begun is a run with a directory ready for its workers.
@@ -243,12 +243,18 @@ func (r *ready) note(out *progress.Printer, lines ...string) {
 	}
 }
 
-func (b *begun) merge(out *progress.Printer) {
+// merge merges the traces of a job. After a failed one it prints nothing: the last lines are about the failed rank.
+func (b *begun) merge(res launch.Result) {
 	if b.cfg.Log.TraceSteps == 0 {
 		return
 	}
-	if err := train.MergeTraces(b.root, b.ranks); err != nil {
-		out.Note("trace.json: " + err.Error())
+	err := train.MergeTraces(b.root, b.ranks)
+	switch {
+	case err == nil:
+	case res.ExitCode == launch.ExitFailed:
+		b.log.note(err)
+	default:
+		b.log.out.Note(err.Error())
 	}
 }
 
