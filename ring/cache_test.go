@@ -71,6 +71,33 @@ func TestCacheKeepsTheLatest(t *testing.T) {
 	}
 }
 
+// The size of a schedule counts the boxes of an exchange of heads.
+func TestCacheCountsExchanges(t *testing.T) {
+	s, err := New("ulysses", Spec{Shape: causalShape(64, 4, partition.Zigzag{}, -1), Heads: 8, KVHeads: 4}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := *s
+	plain.Q, plain.KV = nil, nil
+	boxes := int64(len(s.Q.Send) + len(s.Q.Recv) + len(s.KV.Send) + len(s.KV.Recv))
+	if more := s.bytes() - plain.bytes(); more < 8*boxes || boxes == 0 {
+		t.Errorf("%d boxes count as %d bytes", boxes, more)
+	}
+}
+
+// Boxes of one peer with neighbouring rows are copied at once.
+func TestJoinedBoxes(t *testing.T) {
+	box := func(peer, lo, hi, head int) headMove {
+		return headMove{Peer: peer, Box: Box{partition.Range{Lo: lo, Hi: hi}, partition.Range{Lo: head, Hi: head + 1}}}
+	}
+	got := joined([]headMove{box(1, 0, 2, 0), box(1, 2, 5, 0), box(1, 5, 6, 1), box(1, 7, 8, 1), box(2, 8, 9, 1),
+		box(0, 9, 10, 1), box(0, 10, 11, 1)}, 0)
+	want := []headMove{box(1, 0, 5, 0), box(1, 5, 6, 1), box(1, 7, 8, 1), box(2, 8, 9, 1), box(0, 9, 10, 1), box(0, 10, 11, 1)}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("joined: %v, want %v", got, want)
+	}
+}
+
 func BenchmarkCache(b *testing.B) {
 	c, s := NewCache(CacheBytes), benchShape(b, "document", 64, 100)
 	for b.Loop() {

@@ -56,6 +56,36 @@ func TestLayoutIsThatOfTheFile(t *testing.T) {
 	}
 }
 
+// Frozen parameters count, as do adapters.
+func TestParametersOfATunedModel(t *testing.T) {
+	cfg := *tinyModels["llama tied"]
+	whole := Parameters(&cfg)
+	if want := Count(Layout(&cfg)); whole != want {
+		t.Errorf("%d parameters, want %d", whole, want)
+	}
+	cfg.Tuning = hf.Tuning{Freeze: []string{"model.embed_tokens.*"}}
+	if got := Parameters(&cfg); got != whole {
+		t.Errorf("with a frozen embedding: %d parameters, want %d", got, whole)
+	}
+	cfg.Tuning = lora(0)
+	if got, adapters := Parameters(&cfg), Count(Layout(&cfg)); got != whole+adapters || adapters == 0 {
+		t.Errorf("with adapters of %d: %d parameters, want %d", adapters, got, whole+adapters)
+	}
+}
+
+// A model reads its vectors from Vectors, if there is one, and its matrices from Compute.
+func TestVectorsReplaceWeights(t *testing.T) {
+	c := tinyCase("llama tied", tensor.F64)
+	want, _ := c.validate(t)
+	bucket := c.params.vectors()
+	c.params.Vectors = tensor.New(tensor.F64, bucket.Size())
+	put(c.params.Vectors, get(bucket))
+	put(bucket, make([]float64, bucket.Size()))
+	if got, _ := c.validate(t); got != want {
+		t.Errorf("loss %v, want %v", got, want)
+	}
+}
+
 func TestInitDependsOnSeedAndNameAlone(t *testing.T) {
 	cfg := &hf.Config{Architecture: "qwen3", VocabSize: 50, HiddenSize: 64, IntermediateSize: 32, NumHiddenLayers: 2,
 		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 16, InitializerRange: 0.05}

@@ -133,6 +133,18 @@ func TestShapeFaults(t *testing.T) {
 			func() { c.AdamW(f(4), tensor.View{}, f(4), f(3), f(4), tensor.View{}, kernels.AdamStep{}) },
 			[]string{"adamw", "[1 1 1 3]"},
 		},
+		"adamw gradient": {
+			func() { c.AdamW(f(4), tensor.View{}, f(5), f(4), f(4), tensor.View{}, kernels.AdamStep{}) },
+			[]string{"adamw", "[1 1 1 5]"},
+		},
+		"adamw second moment": {
+			func() { c.AdamW(f(4), tensor.View{}, f(4), f(4), f(5), tensor.View{}, kernels.AdamStep{}) },
+			[]string{"adamw", "[1 1 1 5]"},
+		},
+		"adamw copy": {
+			func() { c.AdamW(f(4), f(5), f(4), f(4), f(4), tensor.View{}, kernels.AdamStep{}) },
+			[]string{"[1 1 1 5]"},
+		},
 		"adamw no norm": {
 			func() { c.AdamW(f(4), tensor.View{}, f(4), f(4), f(4), f(1), kernels.AdamStep{MaxNorm: 1}) },
 			[]string{"adamw", "float32"},

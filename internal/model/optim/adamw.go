@@ -44,10 +44,6 @@ type Update struct {
 // square of the norm of the whole gradient (SumSquares, summed over all ranks); the zero View if MaxNorm and the scale
 // are 0. Matrices and embeddings decay; vectors, such as the weights of norms, do not.
 func (a AdamW) Step(d Device, p, c, g, m, v, sum tensor.View, decay bool, u Update) {
-	n := p.Size()
-	if g.Size() != n || m.Size() != n || v.Size() != n || !c.IsZero() && c.Size() != n {
-		panic(fmt.Sprintf("optim: adamw step of %v with gradient %v and moments %v, %v", p, g, m, v))
-	}
 	h := AdamStep{LR: u.LR, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, MaxNorm: a.MaxNorm, Step: u.Step,
 		Scale: u.Scale}
 	if decay {
