@@ -29,10 +29,9 @@ const exitPipe = 128 + int(syscall.SIGPIPE)
 // version comes from the release build; "": ask the Go build info.
 var version = ""
 
-// stdout strips the control characters of a terminal.
 var (
 	output = sink{w: os.Stdout}
-	stdout = terminal.NewWriter(&output)
+	stdout = terminal.NewWriter(&output) // strips the control characters of a terminal
 )
 
 // A sink keeps the first error of its writes, because most printers drop it.
