@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -168,6 +169,9 @@ func number(v Value) (f float64, ok bool) {
 		return choose(v, 1.0, 0), true
 	case float64:
 		return v, true
+	case bigInt:
+		f, _ = strconv.ParseFloat(string(v), 64)
+		return f, true
 	}
 	return 0, false
 }
@@ -182,7 +186,12 @@ func (r *run) equal(a, b Value, depth int) bool {
 	switch a := a.(type) {
 	case int:
 		n, whole := b.(int)
-		return !whole || n == a // as floats they are equal
+		_, long := b.(bigInt)
+		return !long && (!whole || n == a) // as floats they are equal
+	case bigInt:
+		_, whole := b.(int)
+		n, long := b.(bigInt)
+		return !whole && (!long || n == a)
 	case bool, float64:
 		return true
 	case []Value:

@@ -88,7 +88,11 @@ func init() {
 		"rfind": two(func(s, x string) int { return place(s, strings.LastIndex(s, x)) }),
 	}
 	tests = map[string]*function{
-		"undefined": holds[undefined](), "boolean": holds[bool](), "integer": holds[int](), "float": holds[float64](),
+		"undefined": holds[undefined](), "boolean": holds[bool](), "integer": is(func(v Value) bool {
+			_, short := v.(int)
+			_, long := v.(bigInt)
+			return short || long
+		}), "float": holds[float64](),
 		"string": holds[string](), "mapping": holds[*Dict](),
 		"callable": is(func(v Value) bool { return kind(v) == "a function" || kind(v) == "an undefined value" }),
 		"defined":  is(func(v Value) bool { _, not := v.(undefined); return !not }),
@@ -281,7 +285,7 @@ func toInt(r *run, c *call) Value {
 	switch v := c.args[0].(type) {
 	case undefined:
 		fail("int of %s, which is not defined", string(v))
-	case int:
+	case int, bigInt:
 		return v
 	case bool:
 		return small(v)

@@ -108,6 +108,7 @@ func (p *parser) statement(name string) node {
 		p.spans = true
 		body := p.inner("endgeneration")
 		return func(r *run, s *scope) string {
+			r.trace.Owners = append(r.trace.Owners, r.message)
 			r.print(mark)
 			body(r, newScope(s))
 			return r.print(endMark)

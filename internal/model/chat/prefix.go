@@ -11,14 +11,16 @@ const (
 // A Trace renders messages, and then prefixes of them without starting again. It records the state before each
 // iteration of a loop over the messages, and the messages that decided this state. Only one goroutine may use it.
 type Trace struct {
-	// Text is the rendering of all messages. Spans list its generation blocks.
-	Text  string
-	Spans []Span
+	// Text is the rendering of all messages. Spans lists its generation blocks, Owners the message of each; -1: unknown.
+	Text   string
+	Spans  []Span
+	Owners []int
 
 	t        *Template
 	vars     Vars
 	size     int
 	messages []Value
+	places   map[*Dict]int // of messages, by address
 	root     *scope
 	node     int // the loop, in the template
 	skipped  int // messages that the loop leaves out
@@ -92,7 +94,7 @@ func (r *run) enter(items []Value) (at int) {
 // keeps reports whether the loop leaves a variable before it alone.
 func (c *Trace) keeps(v Value) bool {
 	switch v := v.(type) {
-	case nil, bool, int, float64, string, undefined, *function:
+	case nil, bool, int, float64, bigInt, string, undefined, *function:
 		return true
 	case []Value:
 		return c.ends(v)

@@ -53,6 +53,8 @@ func (r *run) format(b *strings.Builder, v Value, s style, depth int) {
 		b.WriteString(choose(s.python, choose(v, "True", "False"), choose(v, "true", "false")))
 	case int:
 		b.WriteString(strconv.Itoa(v))
+	case bigInt:
+		b.WriteString(string(v))
 	case float64:
 		b.WriteString(float(v, s.python))
 	case string:

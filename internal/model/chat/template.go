@@ -11,6 +11,7 @@
 package chat
 
 import (
+	"slices"
 	"strings"
 	"time"
 )
@@ -21,8 +22,12 @@ type Template struct {
 	// Now is the time of strftime_now; Compile sets its own.
 	Now time.Time
 	// Spans reports whether the template has {% generation %}.
-	Spans bool
+	Spans  bool
+	source string
 }
+
+// Names reports whether the template has a word, such as the key of a message.
+func (t *Template) Names(word string) bool { return strings.Contains(t.source, word) }
 
 // Vars are the variables of a template.
 type Vars = map[string]Value
@@ -36,7 +41,7 @@ func Compile(source string) (t *Template, err error) {
 	defer caught(&err, &p.line)
 	p.lex(source)
 	body, _ := p.body()
-	return &Template{body, time.Now(), p.spans}, nil
+	return &Template{body, time.Now(), p.spans, source}, nil
 }
 
 // A run is one rendering.
@@ -52,6 +57,7 @@ type run struct {
 	resumed int // the first iteration of its loop
 	trace   *Trace
 	seen    int // a prefix of at least as many messages renders the same so far
+	message int // the present one of the innermost loop over messages; -1: none
 }
 
 // These bounds of a rendering are its steps, the bytes of a value and the depth of macros. The first two grow with the
@@ -76,7 +82,7 @@ func (t *Template) Render(vars Vars) (out string, spans []Span, err error) {
 
 // Trace renders the template, also for prefixes of the messages.
 func (t *Template) Trace(vars Vars) (c *Trace, err error) {
-	c = &Trace{t: t, vars: vars}
+	c = &Trace{t: t, vars: vars, places: map[*Dict]int{}}
 	r := &run{}
 	defer caught(&err, &r.line)
 	for name, v := range vars {
@@ -84,17 +90,26 @@ func (t *Template) Trace(vars Vars) (c *Trace, err error) {
 	}
 	*r = *t.newRun(c.size, c)
 	c.messages, _ = vars[messagesVar].([]Value)
+	for i, m := range c.messages {
+		if d, ok := m.(*Dict); ok && t.Spans {
+			c.places[d] = i
+		}
+	}
 	c.root = newScope(&scope{vars, globals})
 	t.body(r, c.root)
 	if c.Text = r.out.String(); t.Spans {
 		c.Text, c.Spans = cut(c.Text)
+	}
+	if len(c.Owners) != len(c.Spans) { // a block was printed never or twice
+		c.Owners = slices.Repeat([]int{-1}, len(c.Spans))
 	}
 	return c, nil
 }
 
 // newRun bounds a rendering of variables of a size.
 func (t *Template) newRun(size int, c *Trace) *run {
-	return &run{steps: baseSteps + 16*size, limit: baseLimit + 8*size, now: t.Now, out: &strings.Builder{}, trace: c}
+	return &run{steps: baseSteps + 16*size, limit: baseLimit + 8*size, now: t.Now, out: &strings.Builder{}, trace: c,
+		message: -1}
 }
 
 // size returns about the bytes of a variable, and refuses marks.
@@ -102,6 +117,8 @@ func (t *Template) size(name string, v Value, depth int) int {
 	n := 8
 	switch v := v.(type) {
 	case nil, bool, int, float64:
+	case bigInt:
+		n += len(v)
 	case string:
 		if n += len(v); t.Spans && (strings.Contains(v, mark) || strings.Contains(v, endMark)) {
 			fail("%s: the characters U+FDD0 and U+FDD1 are not allowed in a conversation", name)
@@ -242,11 +259,17 @@ func (l *forLoop) run(r *run, s *scope) string {
 		return l.other(r, newScope(s))
 	}
 	state := &loop{items: list}
+	defer func(outer int) { r.message = outer }(r.message)
 	for i := r.enter(list); i < len(list); i++ {
 		if r.trace.ends(list) && r.seen < everything {
 			r.trace.points = append(r.trace.points, point{r.out.Len(), r.seen})
 		}
 		state.at = i
+		if d, ok := list[i].(*Dict); ok {
+			if at, ok := r.trace.places[d]; ok {
+				r.message = at
+			}
+		}
 		clear(inner.vars)
 		inner.set("loop", state)
 		inner.unpack(l.targets, list[i])

@@ -50,6 +50,8 @@ type (
 		once, used bool
 	}
 	namespace struct{ *Dict }
+	// A bigInt has the digits of an integer beyond an int. It computes as a float.
+	bigInt string
 	// A function takes the value before | or . as its first argument.
 	function struct {
 		params []string // nil: any arguments
@@ -64,7 +66,7 @@ const absent = undefined("an argument")
 func kind(v Value) string {
 	name := fmt.Sprintf("%T", v)
 	known := map[string]string{"<nil>": "None", "string": "a text", "[]interface {}": "a list", "*chat.Dict": "a map",
-		"bool": "a number", "int": "a number", "float64": "a number", "chat.undefined": "an undefined value"}[name]
+		"bool": "a number", "int": "a number", "float64": "a number", "chat.bigInt": "a number", "chat.undefined": "an undefined value"}[name]
 	return choose(known != "", known, "a "+strings.TrimPrefix(name, "*chat."))
 }
 
@@ -191,9 +193,12 @@ func parseNumber(s string) Value {
 	if n, err := strconv.Atoi(s); err == nil {
 		return n
 	}
+	if !strings.ContainsAny(s, ".eE") {
+		return bigInt(s)
+	}
 	f, err := strconv.ParseFloat(s, 64)
-	if err != nil || !strings.ContainsAny(s, ".eE") {
-		fail("the number %s is too large", s)
+	if err != nil {
+		fail("a number is NaN, infinite or too large for a float")
 	}
 	return f
 }

@@ -91,10 +91,9 @@ const (
 	keyTools         = "tools"
 	keyKwargs        = "chat_template_kwargs"
 	keyDocuments     = "documents"
+	keySystem        = "system"
+	keyFunctions     = "functions"
 )
-
-// chatKeys lists the keys of conversations.
-var chatKeys = []string{keyMessages, keyConversations, keyPrompt, keyCompletion, keyTools, keyKwargs, keyDocuments}
 
 // formatOf returns the format of a record by its keys, unless it is given.
 func formatOf(keys map[string]json.RawMessage, given string) (string, error) {
@@ -118,135 +117,6 @@ func formatOf(keys map[string]json.RawMessage, given string) (string, error) {
 		return "", fmt.Errorf("no key %q, %q, %q, or %q with %q", keyText, keyIDs, keyMessages, keyPrompt, keyCompletion)
 	}
 	return "", fmt.Errorf("both %s; leave one out, or choose by data.format", strings.Join(found, " and "))
-}
-
-// A conversation is a record of messages or of a prompt and completion.
-type conversation struct {
-	vars               chat.Vars
-	messages           []chat.Value
-	prompt, completion string // as text
-	split              int    // messages of the prompt; -1: none
-}
-
-// parseConversation reads the keys of a record.
-func parseConversation(keys map[string]json.RawMessage, format string) (c *conversation, err error) {
-	c = &conversation{split: -1, vars: chat.Vars{keyTools: nil, keyDocuments: nil}}
-	if format == FormatCompletion {
-		if err := c.parts(keys); err != nil || c.messages == nil {
-			return c, err
-		}
-	} else {
-		key := keyMessages
-		if keys[keyConversations] != nil {
-			key = keyConversations
-		}
-		if c.messages, err = messages(keys, key); err != nil {
-			return nil, err
-		}
-	}
-	for _, key := range []string{keyTools, keyDocuments, keyKwargs} {
-		if keys[key] == nil {
-			continue
-		}
-		v, err := chat.Decode(keys[key])
-		if text, ok := v.(string); ok { // as datasets holds tools of several shapes
-			v, err = chat.Decode([]byte(text))
-		}
-		kwargs, _ := v.(*chat.Dict)
-		_, list := v.([]chat.Value)
-		switch {
-		case err != nil:
-		case key == keyKwargs && kwargs != nil:
-			maps.Copy(c.vars, kwargs.Data)
-		case key != keyKwargs && (list || v == nil):
-			c.vars[key] = v
-		default:
-			err = errors.New("want a list, or for chat_template_kwargs a map")
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%q: %w", key, err)
-		}
-	}
-	return c, nil
-}
-
-// Messages returns the variables and messages of a record, and the number of messages before its completion; -1: it has
-// none. format is "" for any.
-func Messages(line []byte, format string) (vars chat.Vars, messages []chat.Value, prompt int, err error) {
-	r, err := parseRecord(line, format, 0, nil)
-	if err != nil || r.chat == nil {
-		return nil, nil, -1, err
-	}
-	return r.chat.vars, r.chat.messages, r.chat.split, nil
-}
-
-// parts reads prompt and completion, both as text or both as messages.
-func (c *conversation) parts(keys map[string]json.RawMessage) error {
-	a, b := json.Unmarshal(keys[keyPrompt], &c.prompt), json.Unmarshal(keys[keyCompletion], &c.completion)
-	if a == nil && b == nil {
-		return nil
-	}
-	if a == nil || b == nil {
-		return fmt.Errorf("%q and %q are both texts or both lists of messages", keyPrompt, keyCompletion)
-	}
-	prompt, err := messages(keys, keyPrompt)
-	if err != nil {
-		return err
-	}
-	completion, err := messages(keys, keyCompletion)
-	c.messages, c.split = slices.Concat(prompt, completion), len(prompt)
-	return err
-}
-
-// messages reads a list of messages. Keys of ShareGPT get the names of the others, and reasoning its other name, as in
-// transformers.
-func messages(keys map[string]json.RawMessage, key string) ([]chat.Value, error) {
-	if keys[key] == nil {
-		return nil, fmt.Errorf("no key %q", key)
-	}
-	v, err := chat.Decode(keys[key])
-	if err != nil {
-		return nil, fmt.Errorf("%q: %w", key, err)
-	}
-	list, _ := v.([]chat.Value)
-	if len(list) == 0 {
-		return nil, fmt.Errorf("%q is not a list of messages, or is empty", key)
-	}
-	shareGPT := map[string]string{"human": "user", "gpt": "assistant"}
-	for i, m := range list {
-		d, ok := m.(*chat.Dict)
-		if !ok {
-			return nil, fmt.Errorf("%s[%d] is not a map with role and content", key, i)
-		}
-		rename(d, "from", "role")
-		rename(d, "value", "content")
-		role, ok := d.Data["role"].(string)
-		if !ok {
-			return nil, fmt.Errorf("%s[%d] has no role", key, i)
-		}
-		if name := shareGPT[role]; name != "" && key == keyConversations {
-			d.Set("role", name)
-		}
-		for _, name := range []string{"reasoning_content", "thinking", "reasoning"} {
-			if v := d.Data[name]; v != nil {
-				d.Set("reasoning_content", v)
-				if !d.Has("thinking") {
-					d.Set("thinking", v)
-				}
-				break
-			}
-		}
-	}
-	return list, nil
-}
-
-func rename(d *chat.Dict, from, to string) {
-	if !d.Has(from) || d.Has(to) {
-		return
-	}
-	d.Keys[slices.Index(d.Keys, from)] = to
-	d.Data[to] = d.Data[from]
-	delete(d.Data, from)
 }
 
 // chatEncoder encodes conversations. It is for one goroutine.
@@ -291,17 +161,34 @@ func (e *chatEncoder) document(c *conversation, eos int) (d Document, err error)
 	case e.All:
 		spans = []chat.Span{{From: 0, To: len(whole)}}
 	case c.split >= 0:
-		return e.completed(c, whole)
+		return e.completed(c, trace)
 	case !e.template(c).Spans:
 		if spans, err = e.turns(c, trace); err != nil {
 			return d, err
 		}
 	}
+	if spans, err = e.withoutFlagged(c, trace, spans); err != nil {
+		return d, err
+	}
+	if d, err = e.labelled(whole, spans); err != nil {
+		return d, err
+	}
+	if len(spans) > 0 && !e.All && !slices.ContainsFunc(e.ends, func(end string) bool {
+		return slices.ContainsFunc(spans, func(s chat.Span) bool { return strings.Contains(whole[s.From:s.To], end) })
+	}) {
+		e.notes.Add(fmt.Sprintf("no target of some conversations is a special token, so the model does not learn where its "+
+			"turn ends; put that token into {%% generation %%} of %s", e.path))
+	}
+	return d, nil
+}
+
+// labelled encodes a text. Tokens with a character in one of the spans are targets.
+func (e *chatEncoder) labelled(text string, spans []chat.Span) (d Document, err error) {
 	marks := make([]tokenizer.Mark, 0, 2*len(spans))
 	for _, s := range spans {
 		marks = append(marks, tokenizer.Mark{At: s.From}, tokenizer.Mark{At: s.To})
 	}
-	if d.IDs, err = e.tok.AppendMarked(nil, whole, marks); err != nil {
+	if d.IDs, err = e.tok.AppendMarked(nil, text, marks); err != nil {
 		return d, err
 	}
 	d.Labels = slices.Repeat([]int32{Ignore}, len(d.IDs))
@@ -309,12 +196,6 @@ func (e *chatEncoder) document(c *conversation, eos int) (d Document, err error)
 		if from, to := marks[2*i].Before, marks[2*i+1].After; s.From < s.To {
 			copy(d.Labels[from:to], d.IDs[from:to])
 		}
-	}
-	if len(spans) > 0 && !e.All && !slices.ContainsFunc(e.ends, func(end string) bool {
-		return slices.ContainsFunc(spans, func(s chat.Span) bool { return strings.Contains(whole[s.From:s.To], end) })
-	}) {
-		e.notes.Add(fmt.Sprintf("no target of some conversations is a special token, so the model does not learn where its "+
-			"turn ends; put that token into {%% generation %%} of %s", e.path))
 	}
 	return d, nil
 }
@@ -422,7 +303,7 @@ func (c *Chat) Prompt(t *Tokenizer, text string) (ids []int32, end int, err erro
 	case strings.HasPrefix(begins, "["):
 		keys[keyMessages] = json.RawMessage(trimmed)
 	case begins != "":
-		if keys, err = fields([]byte(trimmed), nil); err != nil {
+		if keys, _, err = fields([]byte(trimmed), FormatMessages, nil); err != nil {
 			return nil, -1, err
 		}
 	default:
@@ -464,16 +345,22 @@ func (e *chatEncoder) endToken(talk *conversation, t *Tokenizer) int {
 }
 
 // completed marks the tokens after those of the rendered prompt, like TRL.
-func (e *chatEncoder) completed(c *conversation, whole string) (d Document, err error) {
+func (e *chatEncoder) completed(c *conversation, whole *chat.Trace) (d Document, err error) {
 	prompt, err := e.render(c, c.split, true)
 	if err != nil {
 		return d, fmt.Errorf("%s: the prompt: %w", e.path, err)
 	}
+	spans, err := e.withoutFlagged(c, whole, []chat.Span{{From: 0, To: len(whole.Text)}})
+	if err != nil {
+		return d, err
+	}
 	ids, err := e.tok.AppendMarked(nil, prompt.Text, nil)
 	if err == nil {
-		d.IDs, err = e.tok.AppendMarked(nil, whole, nil)
+		d, err = e.labelled(whole.Text, spans)
 	}
-	d.Labels = after(d.IDs, ids)
+	for i := 0; i < min(len(d.IDs), len(ids)) && d.IDs[i] == ids[i]; i++ {
+		d.Labels[i] = Ignore
+	}
 	return d, err
 }
 

@@ -96,7 +96,7 @@ func TestWrongConversationsAreExplained(t *testing.T) {
 		{"x", `{"messages":[{"role":"user"}],"tools":"[1"}`, `"tools": the JSON is cut short`},
 		{"x", `{"messages":[{"role":"user"}],"chat_template_kwargs":[]}`, `"chat_template_kwargs": want a list, or`},
 		{"x", `{"messages":[{"role":"user"}],"my_mask":[1]}`, `key "my_mask" is not read`},
-		{"x", `{"messages":[{"role":"user"}],"chosen":[1]}`, `key "chosen": preference pairs`},
+		{"x", `{"messages":[{"role":"user"}],"chosen":[1]}`, "preference pairs"},
 	} {
 		dir := put(t, map[string]string{"t.jinja": tc.template, "a.jsonl": turn + "\n" + tc.record})
 		if tc.template != "x" {

@@ -6,7 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"iter"
+	"os"
 	"runtime"
 	"strings"
 
@@ -46,9 +46,9 @@ const (
 // A batch is some texts of one file.
 type batch struct {
 	file  int
-	first int    // number of its first record; 0: a file of text
-	unit  string // of records: line or record
+	unit  string // of records: line or record; "": a file of text
 	lines [][]byte
+	at    []int  // the number of each
 	text  string // of a file of text
 	size  int64
 	docs  []Document
@@ -58,7 +58,7 @@ type batch struct {
 
 // Each reads files of text and lines of .jsonl on all cores, and calls emit with their documents in order; file is the
 // index in paths. It skips records without tokens, unless Empty. It holds at most some hundred megabytes at a time, or
-// one longer text.
+// one longer text or record.
 func (e *Encoding) Each(ctx context.Context, paths []string, emit func(file int, d Document) error) error {
 	workers := runtime.GOMAXPROCS(0)
 	g, ctx := errgroup.WithContext(ctx)
@@ -125,11 +125,6 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 		return err
 	}
 	defer f.Close()
-	r, free, err := unpack(f, path, size)
-	if err != nil {
-		return err
-	}
-	defer free()
 	read := int64(0)
 	note := func(at int64) {
 		if e.Read != nil {
@@ -137,22 +132,30 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 		}
 		read = at
 	}
-	switch FileKind(path) {
-	case "parquet", "arrow":
-		err = split(&batch{file: file, first: 1, unit: "record"}, rows(f, path, size), give, func() {})
-	case "jsonl":
-		err = split(&batch{file: file, first: 1, unit: "line"}, lines(r), give, func() {
-			at, _ := f.Seek(0, io.SeekCurrent) // in the compressed file
-			note(at)
-		})
-	default:
-		var text string
-		if text, err = readText(r, path, size); err == nil {
-			err = give(&batch{file: file, lines: [][]byte{nil}, text: text, size: int64(len(text))})
-		}
+	if how := guessed(path); how != "" {
+		e.Notes.Add(how)
+	}
+	if FileKind(path) == "text" {
+		err = e.giveText(&batch{file: file}, f, path, size, give)
+	} else {
+		err = split(&batch{file: file}, f, path, size, give, note)
 	}
 	note(size)
 	return err
+}
+
+// giveText gives a file of text.
+func (e *Encoding) giveText(b *batch, f *os.File, path string, size int64, give func(*batch) error) error {
+	r, free, err := unpack(f, path, size)
+	if err != nil {
+		return err
+	}
+	defer free()
+	if b.text, err = readText(r, path, size); err != nil {
+		return err
+	}
+	b.lines, b.at, b.size = [][]byte{nil}, []int{1}, int64(len(b.text))
+	return give(b)
 }
 
 // readText reads a file of text, after a check of its first bytes.
@@ -180,56 +183,31 @@ func readText(r io.Reader, path string, size int64) (string, error) {
 	return text.String(), nil
 }
 
-// lines yields the lines of a file.
-func lines(r io.Reader) iter.Seq2[[]byte, error] {
-	return func(yield func([]byte, error) bool) {
-		in := bufio.NewReaderSize(r, 256<<10)
-		for {
-			line, err := readLine(in, nil)
-			if err == io.EOF {
-				yield(line, nil)
-				return
-			}
-			if !yield(line, err) || err != nil {
-				return
-			}
-		}
+// split cuts the records of a file into batches like b, the first.
+func split(b *batch, f *os.File, path string, size int64, give func(*batch) error, note func(int64)) error {
+	records, free, err := recordsOf(f, path, size)
+	if err != nil {
+		return err
 	}
-}
-
-// split cuts records into batches like b, the first.
-func split(b *batch, records iter.Seq2[[]byte, error], give func(*batch) error, note func()) error {
-	n := 0
-	for line, err := range records {
-		if n++; err != nil {
-			return fmt.Errorf("%s %d: %w", b.unit, n, cause(err))
+	defer free()
+	b.unit = records.unit
+	for line, err := range records.each {
+		if err != nil {
+			return fmt.Errorf("%s %d: %w", b.unit, records.n, cause(err))
 		}
-		b.lines = append(b.lines, line)
+		b.lines, b.at = append(b.lines, line), append(b.at, records.n)
 		if b.size += int64(len(line)); b.size >= batchBytes || len(b.lines) == batchLines {
-			note()
+			if b.unit == "line" {
+				at, _ := f.Seek(0, io.SeekCurrent) // in the compressed file
+				note(at)
+			}
 			if err := give(b); err != nil {
 				return err
 			}
-			b = &batch{file: b.file, first: n + 1, unit: b.unit}
+			b = &batch{file: b.file, unit: b.unit}
 		}
 	}
 	return give(b)
-}
-
-const maxLine = 64 << 20
-
-// readLine appends a line with its end to buf. io.EOF comes with the last line, which may be empty.
-func readLine(r *bufio.Reader, buf []byte) ([]byte, error) {
-	for {
-		b, err := r.ReadSlice('\n')
-		if len(buf)+len(b) > maxLine {
-			return nil, fmt.Errorf("longer than %d bytes", maxLine)
-		}
-		buf = append(buf, b...)
-		if err != bufio.ErrBufferFull {
-			return buf, err
-		}
-	}
 }
 
 // work encodes batches until none are left. A batch carries its error to the reader.
@@ -237,15 +215,17 @@ func (e *Encoding) work(jobs <-chan *batch) error {
 	var encoders encoders
 	for b := range jobs {
 		for i, line := range b.lines {
-			d, err := e.document(&encoders, b, line)
+			docs, err := e.documents(&encoders, b, line)
 			if err != nil {
-				if b.err = err; b.first > 0 {
-					b.err = fmt.Errorf("%s %d: %w", b.unit, b.first+i, err)
+				if b.err = err; b.unit != "" {
+					b.err = fmt.Errorf("%s %d: %w", b.unit, b.at[i], err)
 				}
 				break
 			}
-			if len(d.IDs) > 0 || e.Empty && (b.first == 0 || len(bytes.TrimSpace(line)) > 0) {
-				b.docs = append(b.docs, d)
+			for _, d := range docs {
+				if len(d.IDs) > 0 || e.Empty {
+					b.docs = append(b.docs, d)
+				}
 			}
 			b.lines[i] = nil
 		}
@@ -260,15 +240,24 @@ type encoders struct {
 	chat *chatEncoder
 }
 
-func (e *Encoding) document(made *encoders, b *batch, line []byte) (d Document, err error) {
+// documents returns the documents of a record: one, unless it has borders.
+func (e *Encoding) documents(made *encoders, b *batch, line []byte) (docs []Document, err error) {
 	r := record{}
-	if b.first == 0 {
+	if b.unit == "" {
 		r.text, b.text = b.text, ""
-	} else if len(bytes.TrimSpace(line)) == 0 {
-		return d, nil
+	} else if len(bytes.TrimSpace(bytes.TrimPrefix(line, []byte(byteOrderMark)))) == 0 {
+		return nil, nil
 	} else if r, err = parseRecord(line, e.Format, e.Vocab, e.Ignored); err != nil {
-		return d, err
+		return nil, err
 	}
+	if r.ids != nil {
+		return r.documents(), nil
+	}
+	d, err := e.document(made, &r)
+	return []Document{d}, err
+}
+
+func (e *Encoding) document(made *encoders, r *record) (d Document, err error) {
 	if r.chat != nil {
 		if made.chat == nil {
 			if made.chat, err = e.newChatEncoder(); err != nil {
@@ -276,12 +265,10 @@ func (e *Encoding) document(made *encoders, b *batch, line []byte) (d Document, 
 			}
 		}
 		if d, err = made.chat.document(r.chat, e.EOS); err == nil {
+			e.noteUnnamed(made.chat, r.chat)
 			err = e.check(d.IDs)
 		}
 		return d, err
-	}
-	if r.ids != nil {
-		return Document{r.ids, r.labels}, nil
 	}
 	if r.text == "" {
 		return d, nil
@@ -298,6 +285,15 @@ func (e *Encoding) document(made *encoders, b *batch, line []byte) (d Document, 
 		d.IDs = append(d.IDs, int32(e.EOS))
 	}
 	return d, e.check(d.IDs)
+}
+
+// noteUnnamed notes keys of messages that neither a rule nor the template names.
+func (e *Encoding) noteUnnamed(made *chatEncoder, c *conversation) {
+	for key := range c.unnamed {
+		if e.Ignored != nil && !made.template(c).Names(key) {
+			e.Ignored.Add("messages[]." + shown(key))
+		}
+	}
 }
 
 func (e *Encoding) check(ids []int32) error {

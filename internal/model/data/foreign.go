@@ -19,8 +19,6 @@ var otherFormats = []struct {
 	words bool // the magic is letters, and a text may begin with them
 	fix   string
 }{
-	{what: "JSON", exts: []string{".json"},
-		fix: `write an object with a string "text" a line, and name it .jsonl`},
 	{what: "a NumPy array", exts: []string{".npy"}, magic: []string{"\x93NUMPY"},
 		fix: asTokens},
 	{what: "a pickle, as PyTorch writes", exts: []string{".pt", ".pth", ".pkl", ".pickle"},

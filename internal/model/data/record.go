@@ -9,8 +9,6 @@ import (
 	"math"
 	"regexp"
 	"slices"
-	"strings"
-	"sync"
 	"unicode/utf8"
 )
 
@@ -19,10 +17,12 @@ const Ignore = -100
 
 // A record is a line of .jsonl: a text, ids with labels, or a conversation.
 type record struct {
-	text   string
-	ids    []int32 // nil: it has text
-	labels []int32 // nil: each token is its own label
-	chat   *conversation
+	text    string
+	ids     []int32 // nil: it has text
+	labels  []int32 // nil: each token is its own label
+	claimed int     // tokens with the padding
+	ends    []int   // of the documents of ids; one if they have no borders
+	chat    *conversation
 }
 
 // A Document is the ids of one record.
@@ -50,28 +50,6 @@ func (d Document) targets() (n int32) {
 	return n
 }
 
-// Keys is a set of record keys, safe for concurrent use. A nil set stays empty.
-type Keys struct{ set sync.Map }
-
-// Add adds keys.
-func (k *Keys) Add(keys ...string) {
-	for _, key := range keys {
-		if k != nil {
-			k.set.LoadOrStore(key, true)
-		}
-	}
-}
-
-// Sorted lists the keys.
-func (k *Keys) Sorted() (keys []string) {
-	k.set.Range(func(key, _ any) bool {
-		keys = append(keys, key.(string))
-		return true
-	})
-	slices.Sort(keys)
-	return keys
-}
-
 const (
 	keyText      = "text"
 	keyIDs       = "input_ids"
@@ -80,12 +58,8 @@ const (
 	keyPositions = "position_ids"
 )
 
-var (
-	// masks lists keys with a 1 for each possible target, else 0.
-	masks = []string{"completion_mask", "loss_mask", "assistant_masks"}
-	// defaultKeys lists keys that change nothing with a tokenizer's defaults.
-	defaultKeys = []string{keyPositions, "special_tokens_mask", "token_type_ids"}
-)
+// masks lists keys with a 1 for each possible target, else 0.
+var masks = []string{"completion_mask", "loss_mask", "assistant_masks"}
 
 // escapes matches an escape of JSON, and its code in UTF-16 unless it is a whole pair.
 var escapes = regexp.MustCompile(`\\(?:[^u]|u[dD][89abAB]..\\u[dD][c-fC-F]|u(..))`)
@@ -103,51 +77,62 @@ func halfPair(line []byte) bool {
 	return false
 }
 
-// fields returns the values of a line by key; nil for a blank line. It refuses unread keys that look like a choice of
-// targets. A null value counts as absent, except of text and input_ids.
-func fields(line []byte, ignored *Keys) (map[string]json.RawMessage, error) {
-	line = bytes.TrimSpace(line)
+// fields returns the values of a line by key, and the format of its record; nil for a blank line. It refuses keys by
+// their rule, and adds those without effect to ignored. A null value counts as absent, except of text and input_ids. Of
+// equal keys the last one counts, as in Python.
+func fields(line []byte, format string, ignored *Keys) (map[string]json.RawMessage, string, error) {
+	line = bytes.TrimSpace(bytes.TrimPrefix(line, []byte(byteOrderMark)))
 	if len(line) == 0 {
-		return nil, nil
+		return nil, "", nil
 	}
 	if !utf8.Valid(line) || halfPair(line) { // the JSON parser would silently insert U+FFFD
-		return nil, errors.New("not UTF-8, or an escape with half of a surrogate pair")
+		return nil, "", errors.New("not UTF-8, or an escape with half of a surrogate pair")
 	}
 	// A struct would also accept "Text" or "TEXT".
 	var keys map[string]json.RawMessage
-	if err := json.Unmarshal(line, &keys); err != nil {
-		return nil, fmt.Errorf("not a JSON object: %w", err)
+	if err := json.Unmarshal(finite(line), &keys); err != nil {
+		return nil, "", fmt.Errorf("not a JSON object: %w", err)
 	}
 	maps.DeleteFunc(keys, func(key string, value json.RawMessage) bool {
 		return key != keyText && key != keyIDs && string(value) == "null"
 	})
+	format, unknown := formatOf(keys, format)
 	_, hasIDs := keys[keyIDs]
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
-		switch {
-		case key == "label", hasIDs && slices.Contains(defaultKeys, key):
-			ignored.Add(key)
-		case key == "chosen" || key == "rejected":
-			return nil, fmt.Errorf("key %q: preference pairs cannot be trained on; write the chosen answers alone", key)
-		case key == keyLabels || key == keyAttention || slices.Contains(masks, key):
-			if !hasIDs {
-				return nil, fmt.Errorf("%q without %q; it has one entry for each of them", key, keyIDs)
-			}
-		case strings.HasSuffix(key, "_mask"), strings.HasSuffix(key, "labels"),
-			strings.HasPrefix(key, "target_"), strings.HasPrefix(key, "loss_"):
-			return nil, fmt.Errorf("key %q is not read, and looks as if it chose targets; "+
-				"%s and %s do: rename or remove it", key, keyLabels, strings.Join(masks, ", "))
+		unused, err := checkKey(key, format, keys[key], hasIDs)
+		if err != nil {
+			return nil, "", err
+		}
+		if unused {
+			ignored.Add(shown(key))
 		}
 	}
-	return keys, nil
+	return keys, format, unknown
+}
+
+// byteOrderMark begins files that Windows writes, and lines where such files were joined.
+const byteOrderMark = "\ufeff"
+
+// notFinite matches a string of JSON, or a word that Python writes for a float without a value.
+var notFinite = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|NaN|-?Infinity`)
+
+// finite writes NaN and infinities of Python's JSON as a number that no key in use accepts.
+func finite(line []byte) []byte {
+	if !bytes.Contains(line, []byte("NaN")) && !bytes.Contains(line, []byte("Infinity")) {
+		return line
+	}
+	return notFinite.ReplaceAllFunc(line, func(word []byte) []byte {
+		if word[0] == '"' {
+			return word
+		}
+		return []byte("1e999")
+	})
 }
 
 // parseRecord reads a line. format is "" for any; vocab bounds the ids, 0: any int32.
 func parseRecord(line []byte, format string, vocab int, ignored *Keys) (r record, err error) {
-	keys, err := fields(line, ignored)
+	keys, format, err := fields(line, format, ignored)
 	if err != nil || keys == nil {
-		return r, err
-	}
-	if format, err = formatOf(keys, format); err != nil {
 		return r, err
 	}
 	switch format {
@@ -172,7 +157,10 @@ func parseRecord(line []byte, format string, vocab int, ignored *Keys) (r record
 			return r, lengthFault(keyLabels, len(r.labels), len(r.ids))
 		}
 	}
-	return r, r.mask(keys)
+	if err := r.mask(keys); err != nil {
+		return r, err
+	}
+	return r, r.cutAtBorders(keys)
 }
 
 // mask applies the masks: a target needs a 1 in each of them, and a label, as in TRL's collator. Then it removes
@@ -205,22 +193,7 @@ func (r *record) mask(keys map[string]json.RawMessage) error {
 		}
 		n = at
 	}
-	if keys[keyPositions] != nil {
-		positions, err := readList(keys, keyPositions)
-		if err == nil && len(positions) != len(r.ids) {
-			err = lengthFault(keyPositions, len(positions), len(r.ids))
-		}
-		if err != nil {
-			return err
-		}
-		for i, p := range positions[:n] {
-			if p != int64(i) {
-				return fmt.Errorf("%s[%d] is %d; positions count from 0 in each record: "+
-					"write each document as a record, and set data.pack_documents", keyPositions, i, p)
-			}
-		}
-	}
-	r.ids = r.ids[:n]
+	r.claimed, r.ids = len(r.ids), r.ids[:n]
 	if r.labels != nil {
 		r.labels = r.labels[:n]
 	}

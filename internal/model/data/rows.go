@@ -8,8 +8,6 @@ import (
 	"iter"
 	"math"
 	"os"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"unicode/utf8"
 )
@@ -25,7 +23,7 @@ const someRows = 16
 // rows yields the rows of a .parquet or .arrow file.
 func rows(f *os.File, path string, size int64) iter.Seq2[[]byte, error] {
 	open := openParquet
-	if filepath.Ext(path) == ".arrow" {
+	if FileKind(path) == "arrow" {
 		open = openArrow
 	}
 	return func(yield func([]byte, error) bool) {
@@ -80,7 +78,7 @@ type rowLine []byte
 
 // add adds a key of a record with the value that value appends, unless it is null. Only keys of records have a value.
 func (l *rowLine) add(key string, value func(b []byte) []byte) {
-	if isRecordKey(key) {
+	if matters(key) {
 		l.put(key, value)
 		return
 	}
@@ -113,11 +111,6 @@ func (l rowLine) end() []byte {
 		l = append(l, '{')
 	}
 	return append(l, '}')
-}
-
-func isRecordKey(key string) bool {
-	return slices.Contains([]string{keyText, keyIDs, keyLabels, keyAttention, keyPositions}, key) ||
-		slices.Contains(masks, key) || slices.Contains(chatKeys, key)
 }
 
 // appendFloat appends a float that no parser takes for an integer; null for a NaN or an infinity.

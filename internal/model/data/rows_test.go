@@ -41,7 +41,7 @@ func TestWrongRowsAreExplained(t *testing.T) {
 		"float":    `record 1: the value of "input_ids" is not a list of integers`,
 		"nested":   `record 1: the value of "input_ids" is not a list of integers`,
 		"binary":   `record 1: the value of "text" is not a string`,
-		"chosen":   `record 1: key "chosen": preference pairs`,
+		"chosen":   `record 1: key "chosen" is not read: preference pairs`,
 		"messages": `record 1: a conversation cannot be written`,
 		"mask":     `record 1: key "my_mask" is not read`,
 		"outside":  `record 2: input_ids[0] is 1000; want an id below vocab_size 300`,

@@ -15,9 +15,9 @@ import (
 
 // Source selects the data.
 type Source struct {
-	// Paths are files or globs (files.Glob), read in order, each of one kind. The extension selects the kind: .bin is
-	// an llm.c token file, or Megatron's if an .idx of the same name exists; .jsonl, .parquet and .arrow have a document
-	// in each record: a text, ids with labels and masks, or a conversation; other files are raw text. A directory of
+	// Paths are files or globs (files.Glob), read in order, each of one kind (FileKind). .bin is an llm.c token
+	// file, or Megatron's if an .idx of the same name exists; files of JSON, Parquet and Arrow have a document in each
+	// record: a text, ids with labels and masks, or a conversation; other files are raw text. A directory of
 	// datasets stands for its .arrow files.
 	Paths []string
 	// Tokenizer encodes text. Token files need none.
@@ -147,23 +147,6 @@ func find(pattern string) (paths []string, kind string, err error) {
 	return paths, kind, nil
 }
 
-// FileKind returns the kind of a file by its extension: tokens, jsonl, parquet, arrow or text; "" for a companion of
-// another file.
-func FileKind(path string) string {
-	name, compressed := unpacked(path)
-	switch ext := filepath.Ext(name); {
-	case ext == ".jsonl":
-		return "jsonl"
-	case ext == ".parquet" && !compressed, ext == ".arrow" && !compressed:
-		return ext[1:]
-	case ext == ".bin" && !compressed:
-		return "tokens"
-	case ext == ".idx" && !compressed:
-		return ""
-	}
-	return "text"
-}
-
 func (d *Dataset) add(path, kind string) error {
 	f, size, err := openSized(path)
 	if err != nil {
@@ -174,6 +157,9 @@ func (d *Dataset) add(path, kind string) error {
 	if _, compressed := unpacked(path); compressed {
 		c, err = hold(f, path, size, d.source.EOS)
 	} else if kind != "tokens" {
+		if how := guessed(path); how != "" {
+			d.notes.Add(how)
+		}
 		c, err = rawText(size, d.source.EOS), checkText(f, path, size)
 	} else if c, err = megatron(path, size); c == nil && err == nil {
 		c, err = llmc(f, size, d.source.Vocab)

@@ -18,7 +18,7 @@ const maxWindow = 128 << 20
 
 // unpacked returns the name of a file without .gz or .zst.
 func unpacked(path string) (name string, compressed bool) {
-	if ext := filepath.Ext(path); ext == ".gz" || ext == ".zst" {
+	if ext := filepath.Ext(path); strings.EqualFold(ext, ".gz") || strings.EqualFold(ext, ".zst") {
 		return strings.TrimSuffix(path, ext), true
 	}
 	return path, false
@@ -36,14 +36,14 @@ func unpack(f *os.File, path string, size int64) (io.Reader, func(), error) {
 	if !compressed {
 		return f, func() {}, nil
 	}
-	if ext := filepath.Ext(name); slices.Contains([]string{".bin", ".idx", ".parquet", ".arrow"}, ext) {
+	if ext := strings.ToLower(filepath.Ext(name)); slices.Contains([]string{".bin", ".idx", ".parquet", ".arrow"}, ext) {
 		return nil, nil, fmt.Errorf("only text and .jsonl are read compressed, not %s; unpack it first", ext)
 	}
 	if size == 0 { // zstd's reader would accept it
 		return nil, nil, errors.New("0 bytes; a compressed file has a header: it is cut short")
 	}
 	u := &unpacker{f: f}
-	if filepath.Ext(path) == ".gz" {
+	if strings.EqualFold(filepath.Ext(path), ".gz") {
 		z, err := gzip.NewReader(f)
 		if err != nil {
 			return nil, nil, u.damaged(err)

@@ -1,0 +1,198 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"unicode"
+)
+
+// A use is the effect of a key.
+type use string
+
+// A key that no rule names is ignored. So is a key of another kind of record.
+const (
+	useRead    use = "read"
+	useRefused use = "refused"
+	useIgnored use = "ignored"
+)
+
+// kindTurn is the kind of a turn in a conversation. The other kinds are the formats of records.
+const kindTurn = "turn"
+
+// allKinds lists the kinds of records.
+const allKinds = FormatText + " " + FormatTokens + " " + FormatMessages + " " + FormatCompletion
+
+// A keyRule gives the effect of keys, of records of some kinds or of turns. A key may begin or end with *.
+type keyRule struct {
+	keys, kinds string
+	use         use
+	note        string // the meaning, or the fix
+}
+
+// keyRules lists the keys that decide what is trained or shown. The first rule for a key and its kind counts.
+// docs/formats.md has this table.
+var keyRules = []keyRule{
+	{keyText, FormatText, useRead, "the document"},
+	{keyIDs, FormatTokens, useRead, "the tokens; nothing is appended"},
+	{keyLabels, FormatTokens, useRead, "the token to predict at that position, or −100 for none"},
+	{strings.Join(masks, " "), FormatTokens, useRead, "0: no target. A target needs a 1 in each mask, and a label"},
+	{keyAttention, FormatTokens, useRead, "zeros at the end are padding and are cut off; a 0 before a 1 is refused"},
+	{"seq_lengths", FormatTokens, useRead, "the lengths of the documents in the record"},
+	{"cu_seqlens", FormatTokens, useRead, "their borders, from 0 to the number of tokens"},
+	{"document_ids segment_ids", FormatTokens, useRead, "a number for each token, which changes where a document begins"},
+	{keyPositions, FormatTokens, useRead, "count from 0; a document begins at each 0"},
+	{"token_type_ids special_tokens_mask label", FormatTokens, useIgnored, "change nothing"},
+	{keyMessages, FormatMessages, useRead, "the turns"},
+	{keyConversations, FormatMessages, useRead, "the turns, as ShareGPT has them"},
+	{keyPrompt + " " + keyCompletion, FormatCompletion, useRead, "texts, or lists of turns"},
+	{keySystem, FormatMessages, useRead, "the first turn, of the system"},
+	{keyFunctions, FormatMessages, useRead, "the same as `tools`"},
+	{keySystem, FormatCompletion, useRefused, "make it the first turn of the prompt"},
+	{keyFunctions, FormatCompletion, useRefused, "name it tools"},
+	{keyTools + " " + keyDocuments, FormatMessages + " " + FormatCompletion, useRead,
+		"a list, or its JSON, for the chat template"},
+	{keyKwargs, FormatMessages + " " + FormatCompletion, useRead, "variables of the chat template"},
+	{strings.Join(flagKeys, " "), allKinds, useRead, "must be 1 or true; leave other records out of the file"},
+	{"chosen rejected", allKinds, useRefused, "preference pairs cannot be trained on; write the chosen answers alone"},
+	{"role from", kindTurn, useRead, "who speaks. In `from`, human, gpt, function_call and observation are user, assistant, " +
+		"assistant and tool"},
+	{"content value name tool_calls tool_call_id reasoning_content thinking reasoning", kindTurn, useRead,
+		"for the chat template"},
+	{strings.Join(flagKeys, " "), kindTurn, useRead, "0 or false: the turn is no target; 1 or true: it is one"},
+	{"function_call", kindTurn, useRefused, "write it as tool_calls"},
+	{media, allKinds + " " + kindTurn, useRefused, "only text is trained; leave such records out"},
+	{"mask masks token_weights sample_weight sample_weights weights", allKinds + " " + kindTurn, useRefused,
+		"give weight 0 or 1 to turns, or a loss_mask to input_ids"},
+	{"cu_seq_lens* seq_idx", FormatTokens, useRefused, "name the borders cu_seqlens, or segment_ids"},
+	{"*_mask *labels target_* loss_*", allKinds + " " + kindTurn, useRefused, "it looks as if it chose targets, and " +
+		keyLabels + ", " + strings.Join(masks, ", ") + " do: rename or remove it"},
+}
+
+// media lists keys and types of content that are not text.
+const media = "image images image_url audio audios input_audio video videos pixel_values"
+
+// flagKeys lists the keys of a turn that say whether it is a target.
+var flagKeys = []string{"weight", "loss", "train", "trainable"}
+
+// of reports whether the rule is about a kind; "": about every kind of record.
+func (r keyRule) of(kind string) bool {
+	return kind == "" && strings.HasPrefix(r.kinds, allKinds) || slices.Contains(strings.Fields(r.kinds), kind)
+}
+
+// exactRules has the rules of each key, patternRules those whose key has a *.
+var exactRules, patternRules = func() (map[string][]keyRule, map[string]keyRule) {
+	exact, patterns := map[string][]keyRule{}, map[string]keyRule{}
+	for _, r := range keyRules {
+		for _, key := range strings.Fields(r.keys) {
+			if strings.Contains(key, "*") {
+				patterns[key] = r
+			} else {
+				exact[key] = append(exact[key], r)
+			}
+		}
+	}
+	return exact, patterns
+}()
+
+// ruleOf returns the rule of a key in a record or turn of a kind; "": of unknown kind.
+func ruleOf(key, kind string) keyRule {
+	rules := exactRules[key]
+	for _, r := range rules {
+		if r.of(kind) {
+			return r
+		}
+	}
+	if len(rules) > 0 && kind != kindTurn && !rules[0].of(kindTurn) { // a key of another kind
+		return keyRule{use: useIgnored}
+	}
+	for pattern, r := range patternRules {
+		before, after, _ := strings.Cut(pattern, "*")
+		if r.of(kind) && strings.HasPrefix(key, before) && strings.HasSuffix(key, after) {
+			return r
+		}
+	}
+	return keyRule{use: useIgnored}
+}
+
+// matters reports whether the value of a key is needed in records of some kind.
+func matters(key string) bool {
+	return slices.ContainsFunc(exactRules[key], func(r keyRule) bool { return r.use != useIgnored }) ||
+		ruleOf(key, "").use != useIgnored || ruleOf(key, FormatTokens).use != useIgnored
+}
+
+// checkKey refuses a key of a record or turn with a value, or reports whether it is ignored.
+func checkKey(key, kind string, value []byte, hasIDs bool) (without bool, err error) {
+	switch r := ruleOf(key, kind); {
+	case r.use == useRefused && !slices.Contains([]string{"[]", `""`, "{}"}, string(value)):
+		return false, fmt.Errorf("key %q is not read: %s", key, r.note)
+	case r.use == useIgnored && kind != kindTurn && !hasIDs && ruleOf(key, FormatTokens).kinds == FormatTokens &&
+		ruleOf(key, FormatTokens).use == useRead:
+		return false, fmt.Errorf("%q without %q; it describes them", key, keyIDs)
+	case r.use == useRead && kind != kindTurn && slices.Contains(flagKeys, key):
+		if on, err := flag(value); err != nil || !on {
+			return false, fmt.Errorf("key %q of a record %s, not %.20s", key, r.note, value)
+		}
+	default:
+		return r.use == useIgnored, nil
+	}
+	return false, nil
+}
+
+// flag reads a flag as JSON.
+func flag(value []byte) (on bool, err error) {
+	switch string(value) {
+	case "true", "1", "1.0":
+		return true, nil
+	case "false", "0", "0.0":
+		return false, nil
+	}
+	return false, errors.New("not a flag")
+}
+
+// shown returns a key, which a file chooses, as one short word.
+func shown(key string) string {
+	if r := []rune(key); len(r) > 40 {
+		key = string(r[:40]) + "…"
+	}
+	if key == "" || strings.ContainsFunc(key, func(r rune) bool { return !unicode.IsGraphic(r) || r == ',' }) {
+		return strconv.Quote(key)
+	}
+	return key
+}
+
+// maxKeys bounds a set, since the keys of all records may differ.
+const maxKeys = 50
+
+// Keys is a set of record keys, safe for concurrent use. A nil set stays empty.
+type Keys struct {
+	set sync.Map
+	n   atomic.Int32
+}
+
+// Add adds keys.
+func (k *Keys) Add(keys ...string) {
+	for _, key := range keys {
+		if k == nil || k.n.Load() > maxKeys {
+			return
+		}
+		if _, known := k.set.LoadOrStore(key, true); !known && k.n.Add(1) > maxKeys {
+			k.set.Delete(key)
+			k.set.Store("and others", true)
+		}
+	}
+}
+
+// Sorted lists the keys.
+func (k *Keys) Sorted() (keys []string) {
+	k.set.Range(func(key, _ any) bool {
+		keys = append(keys, key.(string))
+		return true
+	})
+	slices.Sort(keys)
+	return keys
+}
