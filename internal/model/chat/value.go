@@ -66,7 +66,8 @@ const absent = undefined("an argument")
 func kind(v Value) string {
 	name := fmt.Sprintf("%T", v)
 	known := map[string]string{"<nil>": "None", "string": "a text", "[]interface {}": "a list", "*chat.Dict": "a map",
-		"bool": "a number", "int": "a number", "float64": "a number", "chat.bigInt": "a number", "chat.undefined": "an undefined value"}[name]
+		"bool": "a number", "int": "a number", "float64": "a number", "chat.bigInt": "a number",
+		"chat.undefined": "an undefined value"}[name]
 	return choose(known != "", known, "a "+strings.TrimPrefix(name, "*chat."))
 }
 

@@ -172,7 +172,7 @@ func (l *loader) findKinds() {
 				}
 			}
 			kind := files[i].Kind
-			auto = auto || path == "data.path" && slices.Contains([]string{data.FormatMessages, data.FormatCompletion, data.Packed}, kind)
+			auto = auto || path == "data.path" && data.PackedByDefault(kind)
 			known, whole[data.Conversation(kind)] = known && kind != "", true
 		}
 	}

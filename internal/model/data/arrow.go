@@ -29,7 +29,8 @@ func openArrow(f *os.File, size int64) (rowReader, error) {
 	if err := checkStream(f, size); err != nil {
 		return nil, err
 	}
-	alloc := ipc.WithAllocator(boundedMemory{memory.NewGoAllocator()})
+	bounded := &boundedMemory{memory.NewGoAllocator(), 0, size}
+	alloc := ipc.WithAllocator(bounded)
 	r, err := ipc.NewReaderFromMessageReader(ipc.NewMessageReader(io.NewSectionReader(f, 0, size), alloc,
 		ipc.WithMetadataSizeLimit(min(size, maxFooter)), ipc.WithBodySizeLimit(min(size, maxBody))), alloc)
 	if err != nil {
@@ -39,6 +40,7 @@ func openArrow(f *os.File, size int64) (rowReader, error) {
 	return func() (lines [][]byte, err error) {
 		batch := r.RecordBatch()
 		for batch == nil || at == batch.NumRows() {
+			bounded.used = 0
 			if !r.Next() && r.Err() != nil {
 				return nil, r.Err()
 			} else if r.RecordBatch() == nil {
@@ -46,12 +48,14 @@ func openArrow(f *os.File, size int64) (rowReader, error) {
 			}
 			batch, at = r.RecordBatch(), 0
 		}
-		for end := min(at+someRows, batch.NumRows()); at < end; at++ {
+		bytes := 0
+		for end := min(at+someRows, batch.NumRows()); at < end && bytes < batchBytes; at++ {
 			var line rowLine
 			for k, column := range batch.Columns() {
-				line.add(batch.ColumnName(k), func(b []byte) []byte { return appendArrow(b, column, int(at)) })
+				field := batch.Schema().Field(k)
+				line.add(field.Name, func(b []byte) []byte { return appendArrow(b, field, column, int(at)) })
 			}
-			lines = append(lines, line.end())
+			lines, bytes = append(lines, line.end()), bytes+len(line)
 		}
 		return lines, nil
 	}, nil
@@ -133,36 +137,51 @@ func checkFields(t *flatbuffers.Table, fields, metadata flatbuffers.VOffsetT, le
 // runEndEncoded is the first of the later types in Arrow's Schema.fbs.
 const runEndEncoded = 22
 
-// boundedMemory refuses sizes that a damaged file claims for its unpacked buffers.
-type boundedMemory struct{ memory.Allocator }
+// boundedMemory refuses sizes that a damaged file claims for the unpacked buffers of a batch.
+type boundedMemory struct {
+	memory.Allocator
+	used int64 // by the present batch
+	size int64 // of the file
+}
 
-func (m boundedMemory) Allocate(size int) []byte {
-	if size > maxBody {
-		panic(fmt.Sprintf("a buffer of %d bytes", size))
+func (m *boundedMemory) Allocate(size int) []byte {
+	if m.used += int64(size); m.used > expansion(m.size) {
+		panic(rowFault{fmt.Errorf("a batch takes more than %d bytes of a file of %d", expansion(m.size), m.size)})
 	}
 	return m.Allocator.Allocate(size)
 }
 
-// appendArrow appends a value as JSON.
-func appendArrow(b []byte, a arrow.Array, i int) []byte {
+// appendArrow appends a value as JSON. The library leaves extension types to their storage.
+func appendArrow(b []byte, field arrow.Field, a arrow.Array, i int) []byte {
 	if _, null := a.(*array.Null); null || a.IsNull(i) {
 		return append(b, "null"...)
 	}
+	extension, _ := field.Metadata.GetValue("ARROW:extension:name")
 	switch a := a.(type) {
 	case *array.Dictionary:
-		return appendArrow(b, a.Dictionary(), a.GetValueIndex(i))
+		return appendArrow(b, field, a.Dictionary(), a.GetValueIndex(i))
 	case array.StringLike:
+		if extension == "arrow.json" {
+			return appendJSON(b, []byte(a.Value(i)))
+		}
 		return appendString(b, a.Value(i))
+	case *array.FixedSizeBinary:
+		if extension == "arrow.uuid" && len(a.Value(i)) == 16 {
+			return appendUUID(b, a.Value(i))
+		}
 	case *array.Int64:
 		return strconv.AppendInt(b, a.Value(i), 10)
 	case *array.Int32:
 		return strconv.AppendInt(b, int64(a.Value(i)), 10)
+	case *array.Int8:
+		if extension == "arrow.bool8" {
+			return strconv.AppendBool(b, a.Value(i) != 0)
+		}
 	case *array.Struct:
 		var line rowLine
 		for k := range a.NumField() {
-			line.put(a.DataType().(*arrow.StructType).Field(k).Name, func(b []byte) []byte {
-				return appendArrow(b, a.Field(k), i)
-			})
+			inner := a.DataType().(*arrow.StructType).Field(k)
+			line.put(inner.Name, func(b []byte) []byte { return appendArrow(b, inner, a.Field(k), i) })
 		}
 		return append(b, line.end()...)
 	case *array.Boolean:
@@ -173,12 +192,14 @@ func appendArrow(b []byte, a arrow.Array, i int) []byte {
 		return appendFloat(b, float64(a.Value(i)))
 	case array.ListLike:
 		from, to := a.ValueOffsets(i)
+		inner := a.DataType().(arrow.ListLikeType).ElemField()
 		b = append(b, '[')
 		for k := from; k < to; k++ {
 			if k > from {
 				b = append(b, ',')
 			}
-			b = appendArrow(b, a.ListValues(), int(k))
+			checkLong(b)
+			b = appendArrow(b, inner, a.ListValues(), int(k))
 		}
 		return append(b, ']')
 	}

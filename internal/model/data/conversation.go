@@ -43,7 +43,7 @@ func parseConversation(keys map[string]json.RawMessage, format string) (c *conve
 			continue
 		}
 		if c.messages == nil {
-			return nil, fmt.Errorf("%q reaches no template, because prompt and completion are texts; write lists of turns", key)
+			return nil, fmt.Errorf("%q reaches no template, since prompt and completion are texts; write lists of turns", key)
 		}
 		if err := c.variable(key, keys[key]); err != nil {
 			return nil, fmt.Errorf("%q: %w", key, err)
@@ -140,7 +140,8 @@ func (c *conversation) turns(keys map[string]json.RawMessage) error {
 }
 
 // shareGPT maps roles of ShareGPT.
-var shareGPT = map[string]string{"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+var shareGPT = map[string]string{"human": "user", "gpt": "assistant", "function_call": "assistant",
+	"observation": "tool"}
 
 // reasoningKeys lists the names of one key. Templates differ in it.
 var reasoningKeys = []string{"reasoning_content", "thinking", "reasoning"}

@@ -59,8 +59,8 @@ var keyRules = []keyRule{
 	{keyKwargs, FormatMessages + " " + FormatCompletion, useRead, "variables of the chat template"},
 	{strings.Join(flagKeys, " "), allKinds, useRead, "must be 1 or true; leave other records out of the file"},
 	{"chosen rejected", allKinds, useRefused, "preference pairs cannot be trained on; write the chosen answers alone"},
-	{"role from", kindTurn, useRead, "who speaks. In `from`, human, gpt, function_call and observation are user, assistant, " +
-		"assistant and tool"},
+	{"role from", kindTurn, useRead, "who speaks. In ShareGPT human, gpt, function_call and observation are user, " +
+		"assistant, assistant and tool"},
 	{"content value name tool_calls tool_call_id reasoning_content thinking reasoning", kindTurn, useRead,
 		"for the chat template"},
 	{strings.Join(flagKeys, " "), kindTurn, useRead, "0 or false: the turn is no target; 1 or true: it is one"},

@@ -12,8 +12,8 @@ const (
 	masked = "masked" // with labels or masks
 )
 
-// These bound the records, and their bytes, that are searched for position_ids that restart: the first ones may have one
-// document.
+// These bound the records, and their bytes, in which Kind looks for position_ids that restart: the first ones may have
+// one document.
 const (
 	someRecords = 1000
 	someBytes   = 64 << 20
@@ -43,10 +43,10 @@ func Kind(path, format string) (kind string, err error) {
 			n, read = n+1, read+len(line)
 			err = kindOf(line, format, n == 1, &kind)
 		}
-		if err != nil && n <= 1 {
+		if err != nil && err != io.EOF && n <= 1 {
 			return kind, err
 		}
-		if err != nil || kind != FormatTokens && kind != masked && n > 0 || n == someRecords || read > someBytes {
+		if err != nil || n == someRecords || read > someBytes {
 			break
 		}
 	}
@@ -87,3 +87,6 @@ func kindOf(line []byte, format string, first bool, kind *string) error {
 func Conversation(kind string) bool {
 	return slices.Contains([]string{Packed, masked, FormatMessages, FormatCompletion}, kind)
 }
+
+// PackedByDefault reports whether data.pack_documents is true for records of a kind, unless the config sets it.
+func PackedByDefault(kind string) bool { return Conversation(kind) && kind != masked }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -26,7 +25,7 @@ type parquetNode struct {
 	repeated int // the lists around an element
 	first    int // the columns below are [first, end)
 	end      int
-	text     bool
+	logical  string // the type of a value
 	kind     parquet.Kind
 }
 
@@ -45,6 +44,10 @@ func openParquet(f *os.File, size int64) (rowReader, error) {
 		return nil, errors.New("it does not end in a footer of Parquet and its size: the file is cut short, damaged, " +
 			"encrypted or still being written")
 	}
+	footer := int64(binary.LittleEndian.Uint32(end[:]))
+	if _, _, err := walkStruct(f, size-8-footer, footer); err != nil {
+		return nil, fmt.Errorf("its footer: %w", err)
+	}
 	file, err := parquet.OpenFile(f, size, parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
 	if err != nil {
 		return nil, err
@@ -58,60 +61,172 @@ func openParquet(f *os.File, size int64) (rowReader, error) {
 			}
 		}
 	}
-	columns := 0
-	root, groups := newParquetNode(file.Schema(), "", 0, 0, &columns), file.RowGroups()
-	values := make([][]parquet.Value, columns)
-	var open parquet.Rows
-	read, buf := int64(0), make([]parquet.Row, someRows)
-	return func() (lines [][]byte, err error) {
-		for open == nil {
-			if len(groups) == 0 && read != file.NumRows() {
-				return nil, fmt.Errorf("it has %d rows, and its footer claims %d: it is damaged", read, file.NumRows())
-			}
-			if len(groups) == 0 {
-				return nil, io.EOF
-			}
-			open, groups = groups[0].Rows(), groups[1:]
-		}
-		n, err := open.ReadRows(buf)
-		for _, row := range buf[:n] {
-			row.Range(func(i int, column []parquet.Value) bool {
-				values[i] = column
-				return true
-			})
-			var line rowLine
-			for _, key := range root.fields {
-				line.add(key.name, func(b []byte) []byte { return key.append(b, values) })
-			}
-			lines = append(lines, line.end())
-		}
-		read += int64(n)
-		if n == 0 && err == nil { // it would return this again
-			err = io.ErrNoProgress
-		}
-		if err == io.EOF {
-			err, open = open.Close(), nil
-		}
-		return lines, err
-	}, nil
+	p := &parquetFile{f: f, size: size, groups: file.RowGroups(), metadata: file.Metadata()}
+	p.root = p.node(file.Schema(), "", 0, 0)
+	p.values = make([][]parquet.Value, len(p.leaves))
+	return p.next, nil
 }
 
-func newParquetNode(node parquet.Node, name string, level, lists int, column *int) *parquetNode {
-	n := &parquetNode{name: name, optional: node.Optional(), first: *column}
+// A parquetFile reads the rows of one row group after the other. Columns that no rule of keys needs are not read.
+type parquetFile struct {
+	f        *os.File
+	size     int64
+	root     *parquetNode
+	leaves   []leaf
+	groups   []parquet.RowGroup
+	metadata *format.FileMetaData
+	read     int64 // rows
+	left     int64 // rows of the present group
+	group    int   // the next
+	columns  []*column
+	values   [][]parquet.Value // of a row, by leaf
+}
+
+// next returns some rows.
+func (p *parquetFile) next() (lines [][]byte, err error) {
+	for p.left == 0 {
+		if p.group == len(p.groups) && p.read != p.metadata.NumRows {
+			return nil, fmt.Errorf("it has %d rows, and its footer claims %d: it is damaged", p.read, p.metadata.NumRows)
+		}
+		if p.group == len(p.groups) {
+			return nil, io.EOF
+		}
+		if err := p.openGroup(); err != nil {
+			return nil, err
+		}
+	}
+	bytes := 0
+	for ; p.left > 0 && len(lines) < someRows && bytes < batchBytes; p.left-- {
+		values := maxRowValues
+		for _, c := range p.columns {
+			if p.values[c.leaf], err = c.row(&values); err != nil {
+				return lines, fmt.Errorf("column %s: %w", p.leaves[c.leaf].name, err)
+			}
+		}
+		var line rowLine
+		for _, key := range p.root.fields {
+			if !matters(key.name) {
+				line.put(key.name, func(b []byte) []byte { return append(b, "true"...) })
+				continue
+			}
+			line.put(key.name, func(b []byte) []byte { return key.append(b, p.values) })
+		}
+		lines = append(lines, line.end())
+		bytes += len(line)
+		p.read++
+	}
+	for _, c := range p.columns {
+		if _, err := c.peek(); p.left == 0 && err != io.EOF {
+			return lines, fmt.Errorf("column %s has more rows than its row group: it is damaged", p.leaves[c.leaf].name)
+		}
+	}
+	return lines, nil
+}
+
+// openGroup opens the next row group, after a check of the memory that its columns take.
+func (p *parquetFile) openGroup() error {
+	group := p.groups[p.group]
+	chunks := p.metadata.RowGroups[p.group].Columns
+	p.group, p.left, p.columns = p.group+1, group.NumRows(), nil
+	if p.left < 0 || len(chunks) != len(p.leaves) {
+		return errors.New("a row group is damaged")
+	}
+	if p.left == 0 {
+		return nil
+	}
+	takes, packed := int64(0), int64(0)
+	for _, key := range p.root.fields {
+		if !matters(key.name) {
+			continue
+		}
+		for i := key.first; i < key.end; i++ {
+			meta := &chunks[i].MetaData
+			n, err := p.leaves[i].checkChunk(p.f, p.size, meta)
+			if takes, packed = takes+n, packed+meta.TotalCompressedSize; err == nil && takes > expansion(packed) {
+				err = fmt.Errorf("with the columns before it takes %d bytes, too many for a file of %d", takes, p.size)
+			}
+			if err != nil {
+				return fmt.Errorf("column %s: %w", p.leaves[i].name, err)
+			}
+			p.columns = append(p.columns, &column{leaf: i, pages: group.ColumnChunks()[i].Pages()})
+		}
+	}
+	return nil
+}
+
+// maxRowValues bounds the values of a row. Each takes 24 bytes of memory.
+const maxRowValues = 16 << 20
+
+// A column reads the values of a leaf in a row group.
+type column struct {
+	leaf   int
+	pages  parquet.Pages
+	page   parquet.ValueReader // nil: none yet
+	buf    [256]parquet.Value
+	at, n  int // of buf
+	values []parquet.Value
+}
+
+// peek returns the next value; io.EOF after the last.
+func (c *column) peek() (parquet.Value, error) {
+	for c.at == c.n {
+		if c.page == nil {
+			page, err := c.pages.ReadPage()
+			if err != nil {
+				return parquet.Value{}, err
+			}
+			c.page = page.Values()
+		}
+		n, err := c.page.ReadValues(c.buf[:])
+		if c.at, c.n = 0, n; err == io.EOF {
+			c.page = nil
+		} else if err == nil && n == 0 {
+			err = io.ErrNoProgress
+		}
+		if err != nil && err != io.EOF {
+			return parquet.Value{}, err
+		}
+	}
+	return c.buf[c.at], nil
+}
+
+// row returns the values of a row, and subtracts their number from left.
+func (c *column) row(left *int) ([]parquet.Value, error) {
+	c.values = c.values[:0]
+	for {
+		v, err := c.peek()
+		if err == io.EOF && len(c.values) > 0 || err == nil && len(c.values) > 0 && v.RepetitionLevel() == 0 {
+			return c.values, nil
+		}
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return nil, err
+		}
+		if *left--; *left < 0 {
+			return nil, fmt.Errorf("a row has more than %d values", maxRowValues)
+		}
+		c.values, c.at = append(c.values, v), c.at+1
+	}
+}
+
+func (p *parquetFile) node(node parquet.Node, name string, level, lists int) *parquetNode {
+	n := &parquetNode{name: name, optional: node.Optional(), first: len(p.leaves)}
 	if n.optional {
 		level++
 	}
 	n.present, n.filled, n.repeated = level, level+1, lists+1
 	switch {
 	case node.Repeated():
-		n.list = newParquetNode(parquet.Required(node), name, level+1, lists+1, column)
+		n.list = p.node(parquet.Required(node), name, level+1, lists+1)
 	case node.Leaf():
 		n.kind = node.Type().Kind()
-		n.text = slices.Contains([]string{"STRING", "JSON", "ENUM"}, node.Type().String())
-		*column++
+		n.logical = node.Type().String()
+		p.leaves = append(p.leaves, leaf{name, level, lists, n.kind == parquet.Boolean})
 	default:
 		for _, field := range node.Fields() {
-			n.fields = append(n.fields, newParquetNode(field, field.Name(), level, lists, column))
+			n.fields = append(n.fields, p.node(field, field.Name(), level, lists))
 		}
 		if len(n.fields) == 1 && name != "" && node.Fields()[0].Repeated() { // a LIST: a group of its elements
 			n.list, n.fields = n.fields[0].list, nil
@@ -120,7 +235,7 @@ func newParquetNode(node parquet.Node, name string, level, lists int, column *in
 			}
 		}
 	}
-	n.end = *column
+	n.end = len(p.leaves)
 	return n
 }
 
@@ -136,7 +251,7 @@ func (n *parquetNode) append(b []byte, columns [][]parquet.Value) []byte {
 		return append(b, "[]"...)
 	case n.list != nil:
 		b = n.list.append(append(b, '['), columns)
-		for len(columns[n.first]) > 0 && columns[n.first][0].RepetitionLevel() >= n.repeated {
+		for checkLong(b); len(columns[n.first]) > 0 && columns[n.first][0].RepetitionLevel() >= n.repeated; checkLong(b) {
 			b = n.list.append(append(b, ','), columns)
 		}
 		return append(b, ']')
@@ -150,8 +265,16 @@ func (n *parquetNode) append(b []byte, columns [][]parquet.Value) []byte {
 	v := columns[n.first][0]
 	n.skip(columns)
 	switch {
-	case n.text:
+	case n.logical == "JSON":
+		return appendJSON(b, v.ByteArray())
+	case n.logical == "UUID" && len(v.ByteArray()) == 16:
+		return appendUUID(b, v.ByteArray())
+	case n.logical == "STRING", n.logical == "ENUM":
 		return appendString(b, string(v.ByteArray()))
+	case n.kind == parquet.Int32 && strings.HasPrefix(n.logical, "INT(") && strings.HasSuffix(n.logical, "false)"):
+		return strconv.AppendUint(b, uint64(v.Uint32()), 10)
+	case n.kind == parquet.Int64 && strings.HasPrefix(n.logical, "INT(") && strings.HasSuffix(n.logical, "false)"):
+		return strconv.AppendUint(b, v.Uint64(), 10)
 	case n.kind == parquet.Int32:
 		return strconv.AppendInt(b, int64(v.Int32()), 10)
 	case n.kind == parquet.Int64:

@@ -31,12 +31,17 @@ func rows(f *os.File, path string, size int64) iter.Seq2[[]byte, error] {
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
-		for err == nil {
+		for total := int64(0); err == nil; {
 			var lines [][]byte
 			lines, err = guard(next)
 			for _, line := range lines {
 				if len(line) > maxLine {
-					yield(nil, fmt.Errorf("longer than %d bytes as JSON", maxLine))
+					yield(nil, errLong)
+					return
+				}
+				if total += int64(len(line)); total > expansion(size) {
+					yield(nil, fmt.Errorf("the rows up to this one make %d bytes of a file of %d, most of them in column %s; "+
+						"such repeated values are not read", total, size, longest(line)))
 					return
 				}
 				if !yield(line, nil) {
@@ -63,10 +68,51 @@ func Rows(path string) iter.Seq2[[]byte, error] {
 	}
 }
 
+// expansion bounds the bytes to which a file or column of some bytes expands. Compressed text has a tenth of its size;
+// one of this share is made to fill the memory.
+func expansion(size int64) int64 { return max(128<<20, 1100*size) }
+
+// longest returns the key with the longest value in a line.
+func longest(line []byte) (longest string) {
+	var keys map[string]json.RawMessage
+	_ = json.Unmarshal(line, &keys)
+	for key, value := range keys {
+		if longest == "" || len(value) > len(keys[longest]) {
+			longest = key
+		}
+	}
+	return longest
+}
+
+// A rowFault is an error that ends reading a row.
+type rowFault struct{ error }
+
+// checkLong ends a row that is too long.
+func checkLong(b []byte) {
+	if len(b) > maxLine {
+		panic(rowFault{errLong})
+	}
+}
+
+// appendJSON appends a value that is JSON already.
+func appendJSON(b, value []byte) []byte {
+	if value = finite(value); !json.Valid(value) {
+		panic(rowFault{fmt.Errorf("a value of type json is not JSON: %.40q", value)})
+	}
+	return append(b, value...)
+}
+
+func appendUUID(b, u []byte) []byte {
+	return fmt.Appendf(b, `"%x-%x-%x-%x-%x"`, u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+}
+
 // guard turns the panics of a library on damaged files into errors.
 func guard[T any](call func() (T, error)) (t T, err error) {
 	defer func() {
-		if p := recover(); p != nil {
+		p := recover()
+		if fault, ok := p.(rowFault); ok {
+			err = fault.error
+		} else if p != nil {
 			err = fmt.Errorf("the file is damaged: %v", p)
 		}
 	}()
