@@ -215,7 +215,7 @@ func (c *conversation) check(d *chat.Dict) error {
 		}
 		on, err := flag(fmt.Append(nil, value))
 		if _, text := value.(string); text || err != nil {
-			return fmt.Errorf("%s is %.20v; want 0 or 1, false or true", key, value)
+			return fmt.Errorf("%s is %s; want 0 or 1, false or true", key, shown(fmt.Sprint(value)))
 		}
 		if n := len(c.flags); n > 0 && c.flags[n-1].at == len(c.messages) && c.flags[n-1].on != on {
 			return fmt.Errorf("%s and %s disagree; leave one out", c.flags[n-1].key, key)

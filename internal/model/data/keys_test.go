@@ -158,14 +158,14 @@ func TestBordersOfOtherPackers(t *testing.T) {
 func TestKindsOfRecordsWithBorders(t *testing.T) {
 	one := `{"input_ids":[1,2],"position_ids":[0,1]}` + "\n"
 	for lines, want := range map[string]string{
-		`{"input_ids":[1,2],"seq_lengths":[2]}`:                Packed,
+		`{"input_ids":[1,2],"seq_lengths":[2]}`:                 Packed,
 		`{"input_ids":[1,2],"labels":[1,2],"cu_seqlens":[0,2]}`: Packed,
-		`{"input_ids":[1,2],"document_ids":[3,3]}`:             Packed,
-		`{"input_ids":[1,2],"position_ids":[0,0]}`:             Packed,
-		one + one + `{"input_ids":[1,2],"position_ids":[0,0]}`: Packed,
+		`{"input_ids":[1,2],"document_ids":[3,3]}`:              Packed,
+		`{"input_ids":[1,2],"position_ids":[0,0]}`:              Packed,
+		one + one + `{"input_ids":[1,2],"position_ids":[0,0]}`:  Packed,
 		one + one: FormatTokens,
 		one + `{"input_ids":[1,2]}` + "\n" + `{"input_ids":[1,2],"position_ids":[0,0]}`: FormatTokens,
-		`{"input_ids":[1,2],"labels":[1,2]}`: masked,
+		`{"input_ids":[1,2],"labels":[1,2]}`:                                            masked,
 	} {
 		dir := put(t, map[string]string{"a.jsonl": lines})
 		if kind, err := Kind(dir+"/a.jsonl", ""); err != nil || kind != want {

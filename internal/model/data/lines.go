@@ -193,43 +193,51 @@ func (r *recordFile) values(yield func([]byte, error) bool) {
 		_, _ = r.in.Discard(len(mark))
 	}
 	array, err := r.next('[')
-	for err == nil {
-		end := false
-		if array && r.n > 0 {
-			if end, err = r.next(']'); err == nil && !end {
-				if comma, _ := r.next(','); !comma {
-					err = errors.New("no comma or ] after a value of the array")
-				}
-			}
+	for r.n = 1; ; r.n++ {
+		if err != nil {
 		} else if array {
-			end, err = r.next(']')
-		}
-		if end {
-			if _, err = r.skipSpace(); err == nil {
-				err = errors.New("something follows the array")
+			if err = r.between(); err == io.EOF {
+				return
 			}
-			break
-		}
-		if err == nil {
-			_, err = r.skipSpace()
-		}
-		if err == io.EOF && !array {
+		} else if _, err = r.skipSpace(); err == io.EOF {
 			return
 		}
 		var value []byte
-		if r.n++; err == nil {
+		if err == nil {
 			value, err = r.value()
 		}
-		if err == nil && !yield(value, nil) {
+		if err == io.EOF { // of a file without a value
+			return
+		}
+		if !yield(value, err) || err != nil {
 			return
 		}
 	}
-	if err == io.EOF && array {
+}
+
+// between skips to the next value of an array; io.EOF after the last.
+func (r *recordFile) between() error {
+	end, err := r.next(']')
+	comma := r.n == 1
+	switch {
+	case err == nil && end:
+		if _, err = r.skipSpace(); err == nil {
+			err = errors.New("something follows the array")
+		}
+		return err
+	case err == nil && !comma:
+		comma, err = r.next(',')
+	}
+	if err == nil && !comma {
+		err = errors.New("no comma or ] after a value of the array")
+	}
+	if err == nil {
+		_, err = r.skipSpace()
+	}
+	if err == io.EOF {
 		err = errors.New("the array is cut short")
 	}
-	if err != io.EOF {
-		yield(nil, err)
-	}
+	return err
 }
 
 // next skips white space, and the byte after it if it is the wanted one.
