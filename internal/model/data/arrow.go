@@ -50,15 +50,23 @@ func openArrow(f *os.File, size int64) (rowReader, error) {
 		}
 		bytes := 0
 		for end := min(at+someRows, batch.NumRows()); at < end && bytes < batchBytes; at++ {
-			var line rowLine
-			for k, column := range batch.Columns() {
-				field := batch.Schema().Field(k)
-				line.add(field.Name, func(b []byte) []byte { return appendArrow(b, field, column, int(at)) })
+			line, err := guard(func() ([]byte, error) { return arrowRow(batch, int(at)), nil })
+			if err != nil {
+				return lines, err
 			}
-			lines, bytes = append(lines, line.end()), bytes+len(line)
+			lines, bytes = append(lines, line), bytes+len(line)
 		}
 		return lines, nil
 	}, nil
+}
+
+func arrowRow(batch arrow.RecordBatch, at int) []byte {
+	var line rowLine
+	for k, column := range batch.Columns() {
+		field := batch.Schema().Field(k)
+		line.add(field.Name, func(b []byte) []byte { return appendArrow(b, field, column, at) })
+	}
+	return line.end()
 }
 
 // checkStream checks the heads of all messages. The library would take a file cut between messages for a whole one, and

@@ -97,21 +97,11 @@ func (p *parquetFile) next() (lines [][]byte, err error) {
 	}
 	bytes := 0
 	for ; p.left > 0 && len(lines) < someRows && bytes < batchBytes; p.left-- {
-		values := maxRowValues
-		for _, c := range p.columns {
-			if p.values[c.leaf], err = c.row(&values); err != nil {
-				return lines, fmt.Errorf("column %s: %w", p.leaves[c.leaf].name, err)
-			}
+		line, err := guard(p.row)
+		if err != nil {
+			return lines, err
 		}
-		var line rowLine
-		for _, key := range p.root.fields {
-			if !matters(key.name) {
-				line.put(key.name, func(b []byte) []byte { return append(b, "true"...) })
-				continue
-			}
-			line.put(key.name, func(b []byte) []byte { return key.append(b, p.values) })
-		}
-		lines = append(lines, line.end())
+		lines = append(lines, line)
 		bytes += len(line)
 		p.read++
 	}
@@ -121,6 +111,26 @@ func (p *parquetFile) next() (lines [][]byte, err error) {
 		}
 	}
 	return lines, nil
+}
+
+// row returns the next row.
+func (p *parquetFile) row() (_ []byte, err error) {
+	values := maxRowValues
+	for _, c := range p.columns {
+		if p.values[c.leaf], err = c.row(&values); err != nil {
+			return nil, fmt.Errorf("column %s: %w", p.leaves[c.leaf].name, err)
+		}
+	}
+	var line rowLine
+	for _, key := range p.root.fields {
+		line.add(key.name, func(b []byte) []byte {
+			if !matters(key.name) {
+				return append(b, "true"...)
+			}
+			return key.append(b, p.values)
+		})
+	}
+	return line.end(), nil
 }
 
 // openGroup opens the next row group, after a check of the memory that its columns take.

@@ -124,6 +124,15 @@ type rowLine []byte
 
 // add adds a key of a record with the value that value appends, unless it is null. Only keys of records have a value.
 func (l *rowLine) add(key string, value func(b []byte) []byte) {
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case rowFault:
+			panic(rowFault{fmt.Errorf("column %s: %w", key, p.error)})
+		default:
+			panic(p)
+		}
+	}()
 	if matters(key) {
 		l.put(key, value)
 		return
