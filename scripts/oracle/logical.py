@@ -69,6 +69,10 @@ def main():
     pq.write_table(bad, ROWS / "bad-json.parquet")
     with pa.OSFile(str(ROWS / "bad-json.arrow"), "wb") as f, pa.ipc.new_stream(f, bad.schema) as w:
         w.write_table(bad)
+    long = pa.table({"text": ["a" * 999, "b" * 999, "c" * 999]})
+    with pa.OSFile(str(ROWS / "zstd.arrow"), "wb") as f:
+        with pa.ipc.new_stream(f, long.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as w:
+            w.write_table(long)
     texts = pa.table({"text": ["one", "two", "three"], "id": [1, 2, 3]})
     for name, sizes in {"first": [0, 3], "middle": [0, 1, 0, 0, 2], "last": [2, 1, 0], "all": [0, 0]}.items():
         with pq.ParquetWriter(ROWS / f"empty-{name}.parquet", texts.schema) as w:

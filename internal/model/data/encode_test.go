@@ -232,3 +232,15 @@ func FuzzRecord(f *testing.F) {
 		}
 	})
 }
+
+// A text of which the normalizer leaves nothing is a document of the EOS token.
+func TestATextWithoutTokensIsItsEOS(t *testing.T) {
+	dir := put(t, map[string]string{"a.jsonl": `{"text":" "}`, "tokenizer.json": `{"version":"1.0","added_tokens":[],` +
+		`"normalizer":{"type":"Strip","strip_left":true,"strip_right":true},"pre_tokenizer":{"type":"Whitespace"},` +
+		`"post_processor":null,"decoder":null,"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"a"}}`})
+	d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, EOS: 1, Vocab: 2,
+		Tokenizer: NewTokenizer(filepath.Join(dir, "tokenizer.json"), 0)})
+	if err != nil || d.Len() != 1 || all(t, d)[0] != 1 {
+		t.Error(err)
+	}
+}

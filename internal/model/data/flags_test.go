@@ -58,7 +58,7 @@ const (
 		"{{ messages[i].content }}<|im_end|>{% endgeneration %}{% endif %}{% endfor %}"
 )
 
-// four has a user, two answers, and flags in the places of # of each message.
+// four returns a record of two questions and answers, with these keys of each message.
 func four(flags ...string) string {
 	record := `{"messages":[{"role":"user","content":"u1"#},{"role":"assistant","content":"a1"#},` +
 		`{"role":"user","content":"u2"#},{"role":"assistant","content":"a2"#}]}`

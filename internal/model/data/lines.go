@@ -125,8 +125,9 @@ func recordsOf(f *os.File, path string, size int64) (*recordFile, func(), error)
 // maxLine bounds a record.
 const maxLine = 64 << 20
 
-var errLong = fmt.Errorf("longer than %d bytes, the most of one record; split it, or write it as a text file (.txt) or "+
-	"as tokens (.bin)", maxLine)
+var errLong = fmt.Errorf(
+	"longer than %d bytes, the most of one record; split it, or write it as a text file (.txt) or as tokens (.bin)",
+	maxLine)
 
 // lines yields the lines of a file except blank ones, of which a file may have billions.
 func (r *recordFile) lines(yield func([]byte, error) bool) {

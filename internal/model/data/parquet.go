@@ -115,7 +115,7 @@ func (p *parquetFile) next() (lines [][]byte, err error) {
 
 // row returns the next row.
 func (p *parquetFile) row() (_ []byte, err error) {
-	values := maxRowValues
+	values := rowValues(p.size)
 	for _, c := range p.columns {
 		if p.values[c.leaf], err = c.row(&values); err != nil {
 			return nil, fmt.Errorf("column %s: %w", p.leaves[c.leaf].name, err)
@@ -164,8 +164,8 @@ func (p *parquetFile) openGroup() error {
 	return nil
 }
 
-// maxRowValues bounds the values of a row. Each takes 24 bytes of memory.
-const maxRowValues = 16 << 20
+// rowValues bounds the values of a row by the size of the file. Each takes 24 bytes of memory.
+func rowValues(size int64) int { return int(min(32<<20, max(2<<20, 8*size))) }
 
 // A column reads the values of a leaf in a row group.
 type column struct {
@@ -215,7 +215,7 @@ func (c *column) row(left *int) ([]parquet.Value, error) {
 			return nil, err
 		}
 		if *left--; *left < 0 {
-			return nil, fmt.Errorf("a row has more than %d values", maxRowValues)
+			return nil, errors.New("a row has too many values for the size of the file")
 		}
 		c.values, c.at = append(c.values, v), c.at+1
 	}

@@ -27,7 +27,8 @@ func unpacked(path string) (name string, compressed bool) {
 // An unpacker reads the text of a compressed file as a stream.
 type unpacker struct {
 	io.Reader
-	f *os.File
+	f    *os.File
+	left int64 // bytes of text that may follow
 }
 
 // unpack returns a reader of a file's text, and a function that frees it.
@@ -42,7 +43,7 @@ func unpack(f *os.File, path string, size int64) (io.Reader, func(), error) {
 	if size == 0 { // zstd's reader would accept it
 		return nil, nil, errors.New("0 bytes; a compressed file has a header: it is cut short")
 	}
-	u := &unpacker{f: f}
+	u := &unpacker{f: f, left: expansion(size)}
 	if strings.EqualFold(filepath.Ext(path), ".gz") {
 		z, err := gzip.NewReader(f)
 		if err != nil {
@@ -61,6 +62,9 @@ func unpack(f *os.File, path string, size int64) (io.Reader, func(), error) {
 
 func (u *unpacker) Read(p []byte) (int, error) {
 	n, err := u.Reader.Read(p)
+	if u.left -= int64(n); u.left < 0 {
+		return 0, errors.New("it expands to more than 1,100 times its size; such repeated text is not read")
+	}
 	if err != nil && err != io.EOF {
 		err = u.damaged(err)
 	}
