@@ -51,7 +51,7 @@ func Tokenize(ctx context.Context, globs []string, o TokenizeOptions) (int, erro
 	meter := progress.NewMeter(o.Stderr, progress.Options{Quiet: o.Quiet, Terminal: launch.Terminal(o.Stderr)},
 		"tokenize", size)
 	defer meter.Close()
-	e.Read, e.Ignored = meter.Add, &data.Keys{}
+	e.Read, e.Ignored, e.Notes = meter.Add, &data.Keys{}, &data.Keys{}
 	start := time.Now()
 	err = o.write(ctx, e, paths, pair)
 	meter.Close()
@@ -61,6 +61,9 @@ func Tokenize(ctx context.Context, globs []string, o TokenizeOptions) (int, erro
 	}
 	if err != nil {
 		return 0, err
+	}
+	for _, note := range e.Notes.Sorted() {
+		fmt.Fprintln(o.Stderr, note)
 	}
 	if keys := e.Ignored.Sorted(); len(keys) > 0 {
 		fmt.Fprintln(o.Stderr, unread(keys))

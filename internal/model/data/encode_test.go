@@ -210,6 +210,10 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"input_ids":[1e2]}`))
 	f.Add([]byte(`{"messages":[{"role":"user","content":[{"type":"text"}]}],"tools":"[]","chat_template_kwargs":{"a":1}}`))
 	f.Add([]byte(`{"prompt":[{"from":"human","value":null}],"completion":[{"role":"assistant"}]}`))
+	f.Add([]byte(`{"input_ids":[1,2,3],"seq_lengths":[1,2],"cu_seqlens":[0,1,3],"position_ids":[0,0,1],"segment_ids":[1,2,2]}`))
+	f.Add([]byte(`{"input_ids":[1,2],"attention_mask":[1,0],"document_ids":[1,0],"n":NaN,"m":-Infinity}`))
+	f.Add([]byte(`{"system":"s","conversations":[{"from":"function_call","value":"x","weight":0.0}],"functions":"[]"}`))
+	f.Add([]byte("\ufeff" + `{"text":"a","images":[],"loss":1,"k":123456789012345678901}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		r, err := parseRecord(line, "", 1000, nil)
 		if err != nil {
@@ -220,6 +224,13 @@ func FuzzRecord(f *testing.F) {
 				t.Fatalf("%+v", c)
 			}
 			return
+		}
+		n := 0
+		for _, d := range r.documents() {
+			n += len(d.IDs)
+		}
+		if n != len(r.ids) {
+			t.Fatalf("%d tokens in documents: %+v", n, r)
 		}
 		if r.ids != nil && r.text != "" || r.labels != nil && len(r.labels) != len(r.ids) {
 			t.Fatalf("%+v", r)

@@ -79,41 +79,55 @@ const media = "image images image_url audio audios input_audio video videos pixe
 // flagKeys lists the keys of a turn that say whether it is a target.
 var flagKeys = []string{"weight", "loss", "train", "trainable"}
 
-// of reports whether the rule is about a kind; "": about every kind of record.
-func (r keyRule) of(kind string) bool {
-	return kind == "" && strings.HasPrefix(r.kinds, allKinds) || slices.Contains(strings.Fields(r.kinds), kind)
-}
-
-// exactRules has the rules of each key, patternRules those whose key has a *.
-var exactRules, patternRules = func() (map[string][]keyRule, map[string]keyRule) {
-	exact, patterns := map[string][]keyRule{}, map[string]keyRule{}
-	for _, r := range keyRules {
-		for _, key := range strings.Fields(r.keys) {
-			if strings.Contains(key, "*") {
-				patterns[key] = r
-			} else {
-				exact[key] = append(exact[key], r)
+// rulesOf has the rules of each kind; "": those of every kind of record.
+var rulesOf = func() map[string]kindRules {
+	all := map[string]kindRules{}
+	for _, kind := range append(strings.Fields(allKinds), kindTurn, "") {
+		k := kindRules{map[string]keyRule{}, nil}
+		for _, own := range []bool{true, false} { // then keys of other kinds
+			for _, r := range keyRules {
+				if own != (strings.Contains(" "+r.kinds+" ", " "+kind+" ") || kind == "" && strings.HasPrefix(r.kinds, allKinds)) {
+					continue
+				}
+				for _, key := range strings.Fields(r.keys) {
+					before, after, pattern := strings.Cut(key, "*")
+					_, known := k.exact[key]
+					switch {
+					case own && pattern:
+						k.patterns = append(k.patterns, keyPattern{before, after, r})
+					case own && !known:
+						k.exact[key] = r
+					case !own && !known && kind != kindTurn && r.kinds != kindTurn:
+						k.exact[key] = keyRule{use: useIgnored}
+					}
+				}
 			}
 		}
+		all[kind] = k
 	}
-	return exact, patterns
+	return all
 }()
+
+type (
+	kindRules struct {
+		exact    map[string]keyRule
+		patterns []keyPattern
+	}
+	keyPattern struct {
+		before, after string
+		keyRule
+	}
+)
 
 // ruleOf returns the rule of a key in a record or turn of a kind; "": of unknown kind.
 func ruleOf(key, kind string) keyRule {
-	rules := exactRules[key]
-	for _, r := range rules {
-		if r.of(kind) {
-			return r
-		}
+	k := rulesOf[kind]
+	if r, ok := k.exact[key]; ok {
+		return r
 	}
-	if len(rules) > 0 && kind != kindTurn && !rules[0].of(kindTurn) { // a key of another kind
-		return keyRule{use: useIgnored}
-	}
-	for pattern, r := range patternRules {
-		before, after, _ := strings.Cut(pattern, "*")
-		if r.of(kind) && strings.HasPrefix(key, before) && strings.HasSuffix(key, after) {
-			return r
+	for _, p := range k.patterns {
+		if strings.HasPrefix(key, p.before) && strings.HasSuffix(key, p.after) {
+			return p.keyRule
 		}
 	}
 	return keyRule{use: useIgnored}
@@ -121,8 +135,7 @@ func ruleOf(key, kind string) keyRule {
 
 // matters reports whether the value of a key is needed in records of some kind.
 func matters(key string) bool {
-	return slices.ContainsFunc(exactRules[key], func(r keyRule) bool { return r.use != useIgnored }) ||
-		ruleOf(key, "").use != useIgnored || ruleOf(key, FormatTokens).use != useIgnored
+	return slices.ContainsFunc(strings.Fields(allKinds), func(kind string) bool { return ruleOf(key, kind).use != useIgnored })
 }
 
 // checkKey refuses a key of a record or turn with a value, or reports whether it is ignored.
@@ -185,6 +198,15 @@ func (k *Keys) Add(keys ...string) {
 			k.set.Store("and others", true)
 		}
 	}
+}
+
+// has reports whether a key needs no Add.
+func (k *Keys) has(key string) bool {
+	if k == nil {
+		return true
+	}
+	_, ok := k.set.Load(key)
+	return ok
 }
 
 // Sorted lists the keys.

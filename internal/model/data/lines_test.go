@@ -2,6 +2,7 @@ package data
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -105,4 +106,19 @@ func TestLongRecordsAreExplained(t *testing.T) {
 	if _, err := r.value(); err == nil {
 		t.Error("a value of letters")
 	}
+}
+
+// FuzzValues checks that a file of JSON gives its records as they are, or an error.
+func FuzzValues(f *testing.F) {
+	f.Add([]byte(`[{"text":"a"}, {"text":"b"}]`))
+	f.Add([]byte("\ufeff{\"text\":\"}\"}\n{}"))
+	f.Add([]byte(`[{"a":["\\\"}"]}`))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		r := &recordFile{in: bufio.NewReader(bytes.NewReader(content))}
+		for value, err := range r.values {
+			if err == nil && (len(value) < 2 || !bytes.Contains(content, value)) {
+				t.Fatalf("%q of %q", value, content)
+			}
+		}
+	})
 }

@@ -103,7 +103,7 @@ func fields(line []byte, format string, ignored *Keys) (map[string]json.RawMessa
 		if err != nil {
 			return nil, "", err
 		}
-		if unused {
+		if unused && !ignored.has(key) {
 			ignored.Add(shown(key))
 		}
 	}
