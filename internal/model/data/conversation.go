@@ -45,6 +45,9 @@ func parseConversation(keys map[string]json.RawMessage, format string) (c *conve
 		if c.messages == nil {
 			return nil, fmt.Errorf("%q reaches no template, since prompt and completion are texts; write lists of turns", key)
 		}
+		if key == keyFunctions && (keys[keyConversations] == nil || keys[keyTools] != nil) {
+			return nil, errors.New(`"functions" names the tools in ShareGPT's conversations only; name them "tools", once`)
+		}
 		if err := c.variable(key, keys[key]); err != nil {
 			return nil, fmt.Errorf("%q: %w", key, err)
 		}
@@ -70,9 +73,6 @@ func (c *conversation) variable(key string, raw []byte) error {
 		return errors.New("want a list, or for chat_template_kwargs a map")
 	}
 	if key == keyFunctions {
-		if c.vars[keyTools] != nil {
-			return errors.New("it is another name of tools; leave one out")
-		}
 		key = keyTools
 	}
 	c.vars[key] = v
@@ -153,9 +153,6 @@ func (c *conversation) add(keys map[string]json.RawMessage, key string) error {
 		return fmt.Errorf("no key %q", key)
 	}
 	v, err := chat.Decode(keys[key])
-	if text, ok := v.(string); ok && strings.HasPrefix(strings.TrimSpace(text), "[") { // as tools
-		v, err = chat.Decode(finite([]byte(text)))
-	}
 	if err != nil {
 		return fmt.Errorf("%q: %w", key, err)
 	}

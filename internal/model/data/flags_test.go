@@ -135,8 +135,9 @@ func TestWrongFlagsAreExplained(t *testing.T) {
 		{plainTurns, `{"system":"s","messages":[{"role":"system","content":"other"}]}`, false,
 			`"system" and messages[0] are different turns of the system`},
 		{plainTurns, `{"system":["s"],"conversations":[{"from":"gpt","value":"a"}]}`, false, `"system" is not a string`},
+		{plainTurns, `{"functions":[{}],"messages":[{"role":"assistant","content":"a"}]}`, false, `"functions" names the tools`},
 		{plainTurns, `{"tools":[{"a":1}],"functions":[],"conversations":[{"from":"gpt","value":"a"}]}`, false,
-			`"functions": it is another name of tools`},
+			`"functions" names the tools`},
 	} {
 		_, err := targetText(t, tc.template, tc.record, tc.all)
 		if err == nil || !strings.Contains(err.Error(), "a.jsonl: line 1: ") || !strings.Contains(err.Error(), tc.want) {
@@ -159,7 +160,6 @@ func TestShareGPT(t *testing.T) {
 		`{"tools":"[{\"n\":18446744073709551616}]",` + talk + `}`: "[" + turns + `[{"n": 18446744073709551616}]`,
 		`{"system":"s","conversations":[{"from":"system","value":"s"},{"from":"observation","value":"o"}]}`: `[{"role": ` +
 			`"system", "content": "s"}, {"role": "tool", "content": "o"}]null`,
-		`{"messages":"[{\"from\":\"human\",\"value\":\"q\"}]"}`: `[{"role": "user", "content": "q"}]null`,
 	} {
 		dir := put(t, map[string]string{"t.jinja": template, "a.jsonl": record})
 		docs, _, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), true)

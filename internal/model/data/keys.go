@@ -51,7 +51,7 @@ var keyRules = []keyRule{
 	{keyConversations, FormatMessages, useRead, "the turns, as ShareGPT has them"},
 	{keyPrompt + " " + keyCompletion, FormatCompletion, useRead, "texts, or lists of turns"},
 	{keySystem, FormatMessages, useRead, "the first turn, of the system"},
-	{keyFunctions, FormatMessages, useRead, "the same as `tools`"},
+	{keyFunctions, FormatMessages, useRead, "beside conversations the same as tools, else refused"},
 	{keySystem, FormatCompletion, useRefused, "make it the first turn of the prompt"},
 	{keyFunctions, FormatCompletion, useRefused, "name it tools"},
 	{keyTools + " " + keyDocuments, FormatMessages + " " + FormatCompletion, useRead,
