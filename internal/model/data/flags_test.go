@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// targetText returns the text of the targets of a record; | between those that are not adjacent.
+// targetText returns the text of the targets of a record, with | between parts.
 func targetText(t testing.TB, template, record string, all bool) (string, error) {
 	t.Helper()
 	files := map[string]string{"a.jsonl": record}
@@ -44,13 +44,13 @@ func targetText(t testing.TB, template, record string, all bool) (string, error)
 }
 
 const (
-	// plainTurns has no generation blocks, macroTurns has one in a macro.
+	// plainTurns has no generation blocks.
 	plainTurns = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}" +
 		"{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
 	markedTurns = "{% for m in messages %}<|im_start|>{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}" +
 		"{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}" +
 		"{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
-	// lateTurns is not stable under prefixes: it counts the messages.
+	// lateTurns counts the messages, so prefixes render differently; a macro has its block.
 	lateTurns = "{{ messages | length }}{% macro say(m) %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}" +
 		"{% endmacro %}{% for m in messages[1:] %}{% if m.role == 'assistant' %}{{ say(m) }}{% for c in m.calls %}" +
 		"{{ c.x }}{% endfor %}{% endif %}{% endfor %}"

@@ -21,7 +21,7 @@ const (
 	useIgnored use = "ignored"
 )
 
-// kindTurn is the kind of a turn in a conversation. The other kinds are the formats of records.
+// kindTurn marks a message of a conversation. The other kinds are the formats of records.
 const kindTurn = "turn"
 
 // allKinds lists the kinds of records.
@@ -79,7 +79,7 @@ const media = "image images image_url audio audios input_audio video videos pixe
 // flagKeys lists the keys of a turn that say whether it is a target.
 var flagKeys = []string{"weight", "loss", "train", "trainable"}
 
-// rulesOf has the rules of each kind; "": those of every kind of record.
+// rulesOf holds the rules by kind; "": rules of every kind of record.
 var rulesOf = func() map[string]kindRules {
 	all := map[string]kindRules{}
 	for _, kind := range append(strings.Fields(allKinds), kindTurn, "") {
@@ -135,7 +135,9 @@ func ruleOf(key, kind string) keyRule {
 
 // matters reports whether the value of a key is needed in records of some kind.
 func matters(key string) bool {
-	return slices.ContainsFunc(strings.Fields(allKinds), func(kind string) bool { return ruleOf(key, kind).use != useIgnored })
+	return slices.ContainsFunc(strings.Fields(allKinds), func(kind string) bool {
+		return ruleOf(key, kind).use != useIgnored
+	})
 }
 
 // checkKey refuses a key of a record or turn with a value, or reports whether it is ignored.
@@ -200,7 +202,7 @@ func (k *Keys) Add(keys ...string) {
 	}
 }
 
-// has reports whether a key needs no Add.
+// has reports whether Add would change nothing.
 func (k *Keys) has(key string) bool {
 	if k == nil {
 		return true

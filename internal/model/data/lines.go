@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// kindJSON is the kind of files with records in JSON.
+// kindJSON names files with records in JSON.
 const kindJSON = "jsonl"
 
-// Extensions of JSON lines, and of text that no one looks into.
+// These extensions decide: JSON, and text.
 var (
 	jsonExts = []string{".jsonl", ".ndjson", ".jsonlines", ".json"}
 	textExts = []string{".txt", ".text", ".md", ".rst", ".tex"}
@@ -129,7 +129,7 @@ var errLong = fmt.Errorf(
 	"longer than %d bytes, the most of one record; split it, or write it as a text file (.txt) or as tokens (.bin)",
 	maxLine)
 
-// lines yields the lines of a file except blank ones, of which a file may have billions.
+// lines yields the lines of a file. It skips blank ones quickly: a small compressed file may have billions.
 func (r *recordFile) lines(yield func([]byte, error) bool) {
 	r.n = 1
 	for {
@@ -188,7 +188,7 @@ func readLine(r *bufio.Reader) (line []byte, err error) {
 	}
 }
 
-// values yields the values of a file of JSON: those of an array, or one after the other with or without lines.
+// values yields the objects of a file of JSON, in an array or one after the other.
 func (r *recordFile) values(yield func([]byte, error) bool) {
 	if mark, _ := r.in.Peek(len(byteOrderMark)); string(mark) == byteOrderMark {
 		_, _ = r.in.Discard(len(mark))
@@ -241,7 +241,7 @@ func (r *recordFile) between() error {
 	return err
 }
 
-// next skips white space, and the byte after it if it is the wanted one.
+// next skips white space, and then the wanted byte if it follows.
 func (r *recordFile) next(want byte) (bool, error) {
 	_, err := r.skipSpace()
 	if err != nil {
