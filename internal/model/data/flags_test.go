@@ -101,6 +101,8 @@ func TestFlagsOfTurns(t *testing.T) {
 		{plainTurns, `{"system":"s","conversations":[{"from":"human","value":"u1","weight":0},` +
 			`{"from":"gpt","value":"a1","weight":0},{"from":"human","value":"u2"},{"from":"function_call","value":"a2"},` +
 			`{"from":"observation","value":"o"}]}`, false, "a2<|im_end|>"},
+		{plainTurns, `{"system":"s","conversations":[{"from":"system","value":"s"},{"from":"gpt","value":"a1","weight":0},` +
+			`{"from":"gpt","value":"a2"}]}`, false, "a2<|im_end|>"},
 	} {
 		got, err := targetText(t, tc.template, tc.record, tc.all)
 		if err != nil || got != tc.want {

@@ -129,6 +129,15 @@ func TestWindowsOfZstdAreBounded(t *testing.T) {
 	}
 }
 
+// A compressed file does not expand without bound, nor does it need to be read to its end.
+func TestCompressedTextIsBounded(t *testing.T) {
+	path := filepath.Join(put(t, map[string]string{"a.jsonl.zst": zst(strings.Repeat("\n", 140<<20))}), "a.jsonl.zst")
+	if _, err := opened(t, path, NewTokenizer(Bytes, 0), -1, 256); err == nil ||
+		!strings.Contains(err.Error(), "expands to more than 1,100 times its size") {
+		t.Error(err)
+	}
+}
+
 func TestProgressCountsTheBytesOfFiles(t *testing.T) {
 	lines := strings.Repeat(`{"text":"some words of a line"}`+"\n", 20_000)
 	dir := put(t, map[string]string{"a.jsonl": lines, "a.jsonl.gz": gz(lines), "a.jsonl.zst": zst(lines), "b.txt": lines,
