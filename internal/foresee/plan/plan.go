@@ -42,6 +42,7 @@ type Data struct {
 	SamplePairs      float64  `json:"sample_pairs,omitempty"`
 	DroppedDocuments int64    `json:"dropped_documents"`
 	StepsPerEpoch    int64    `json:"steps_per_epoch"`
+	EpochSamples     int64    `json:"-"`                      // with those of smaller sources of a mixture that repeat
 	Ignored          []string `json:"ignored_keys,omitempty"` // of records; they change nothing
 	Warnings         []string `json:"warnings,omitempty"`     // about records
 

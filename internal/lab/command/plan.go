@@ -61,7 +61,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	opts := plan.Options{Machine: machine, Choice: choice.Choice, Costs: o.costs(machine), Chosen: d.Chosen}
 	whole, found, refusal := o.refusal(path, ranks, machine)
 	if opts.Data = found; found != nil {
-		if err := cfg.ResolveSteps(found.StepsPerEpoch); err != nil {
+		if err := cfg.ResolveEpochs(found.EpochSamples); err != nil {
 			return 0, &InputError{err}
 		}
 	}

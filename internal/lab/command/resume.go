@@ -99,6 +99,9 @@ func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*
 	if seed, ok := c.Manifest.Seeds["data"]; ok && seed >= 0 && seed != cfg.Data.Seed && !cfg.Given("data.seed") {
 		cfg.Data.Seed, from.reseeded = seed, true
 	}
+	if err := cfg.ResumeAt(c.Manifest.Step, c.Manifest.Samples); err != nil {
+		return nil, err
+	}
 	notes, err := compare(c, cfg)
 	if err != nil {
 		return nil, err

@@ -36,6 +36,9 @@ type Config struct {
 	// Warnings lists allowed values that are probably mistakes. YAML and Map ignore it.
 	Warnings Errors
 
+	counted bool    // train.steps follows from train.samples
+	ratio   float64 // LRSchedule.WarmupRatio before the steps were known
+
 	where *positions // of keys, for errors of Resolve; nil for a config made in code
 }
 
@@ -98,8 +101,9 @@ type Validation struct {
 
 // Train is the length and the batches of the run.
 type Train struct {
-	Steps           int // 0: those of Epochs, once ResolveSteps has counted them
+	Steps           int // 0: those of Epochs, once ResolveEpochs has counted them
 	Epochs          int // 0: Steps
+	Samples         int // after which the run ends; 0: only Steps end it
 	GlobalBatchSize int // samples of one optimizer step, over all data-parallel groups
 	MicroBatchSize  int
 	Seed            int64

@@ -46,6 +46,7 @@ const (
 	maxSMMargin = 128           // below the SMs of any supported GPU
 	maxLen      = 1 << 30       // of tokens of a sample
 	maxRanks    = 1 << 20
+	maxSamples  = 1 << 53 // a JSON number is exact
 	maxSeed     = math.MaxInt64
 
 	// maxShares bounds the parts of samples on the ranks of a context group. Each part is a message.
@@ -203,10 +204,13 @@ var runKeys = []key{
 		doc: "samples of one validation, the first of the files; 0: all"},
 
 	{path: "train.steps", def: "100", word: "null", min: 1,
-		doc: "optimizer steps; null: those of `epochs`, else 100. Set one of the two"},
+		doc: "optimizer steps; null: those of `epochs` or `samples`, else 100"},
 	{path: "train.epochs", def: "null", word: "null", min: 1,
-		doc: "passes over the data, in place of `steps`; of a mixture, over its largest source. The config of a run " +
-			"has the steps: epochs x (samples / global_batch_size, rounded up)"},
+		doc: "passes over the data, in place of `steps`: each sample is trained that often; of a mixture, each of its " +
+			"largest source. The last step takes what is left. The config of a run has its `steps` and `samples`"},
+	{path: "train.samples", def: "null", word: "null", min: 1, max: maxSamples,
+		doc: "samples after which the run ends, in place of `epochs`; the last step takes what is left. With `steps` the " +
+			"run ends at the first of the two"},
 	{path: "train.global_batch_size", def: "1", min: 1,
 		doc: "samples of one optimizer step, over all data-parallel groups"},
 	{path: "train.micro_batch_size", def: "1", min: 1,

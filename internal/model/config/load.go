@@ -83,6 +83,8 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	}
 	src.skipMeant()
 	src.chooseOne("train.steps", "train.epochs")
+	src.chooseOne("train.samples", "train.epochs")
+	src.choose("train.steps", "train.samples", true)
 	src.chooseOne("lr_schedule.warmup_steps", "lr_schedule.warmup_ratio")
 	l := &loader{source: src, paths: newPaths(name, disk), cfg: &Config{where: f.where}, opts: opts}
 	l.cfg.Data.known, l.cfg.Data.note = opts.Known, opts.Note
@@ -305,9 +307,15 @@ func (l *loader) derive() {
 	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
 		s.MinLR = tenth(l.cfg.Optimizer.LR)
 	}
-	if t := &l.cfg.Train; t.Epochs > 0 {
+	switch t := &l.cfg.Train; {
+	case t.Epochs > 0:
 		t.Steps = 0
-	} else if t.Steps == 0 && l.ok("train.steps", "train.epochs") {
+	case t.Samples > 0 && (t.Steps == 0 || !l.cfg.Given("train.steps")):
+		if l.ok("train.samples", "train.global_batch_size") {
+			l.cfg.counted = true
+			l.cfg.countSteps(0, 0, l.faults)
+		}
+	case t.Steps == 0 && l.ok("train.steps", "train.epochs"):
 		t.Steps = 100
 	}
 	if s := &l.cfg.LRSchedule; s.WarmupRatio > 0 {

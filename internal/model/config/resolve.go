@@ -16,20 +16,48 @@ func (c *Config) Resolve(ranks int, device string) error {
 	return f.err()
 }
 
-// ResolveSteps replaces train.epochs by steps, given those of an epoch, and lr_schedule.warmup_ratio by its share of
-// them. The error is Errors.
-func (c *Config) ResolveSteps(perEpoch int64) error {
+// ResolveEpochs replaces train.epochs by samples, given those of an epoch, and by steps, and lr_schedule.warmup_ratio
+// by its share of them. The error is Errors.
+func (c *Config) ResolveEpochs(samples int64) error {
 	t, f := &c.Train, newFaults(c.where)
 	if t.Epochs == 0 {
 		return nil
 	}
-	if perEpoch > maxInt/int64(t.Epochs) {
-		f.add("train.epochs", "%d of %d steps each are more than %d steps; write fewer", t.Epochs, perEpoch, maxInt)
+	if samples > maxSamples/int64(t.Epochs) {
+		f.add("train.epochs", "%d of %d samples each are too many; write fewer", t.Epochs, samples)
 		return f.err()
 	}
-	t.Steps, t.Epochs = t.Epochs*int(perEpoch), 0
+	t.Samples, t.Epochs, c.counted = t.Epochs*int(samples), 0, true
+	return c.ResumeAt(0, 0)
+}
+
+// ResumeAt counts the steps again for a run that has already done some steps with some samples, unless the config has
+// train.steps. Then and at the first start the batches may have different sizes.
+func (c *Config) ResumeAt(step, samples int64) error {
+	if !c.counted {
+		return nil
+	}
+	f := newFaults(c.where)
+	c.countSteps(step, samples, f)
 	c.warmup(f)
 	return f.err()
+}
+
+func (c *Config) countSteps(step, samples int64, f *faults) {
+	t, key := &c.Train, "train.samples"
+	if c.where.given("train.epochs") {
+		key = "train.epochs"
+	}
+	if t.Steps = t.StepsFrom(step, samples); t.Steps > maxInt {
+		f.add(key, "%d samples in batches of %d are more than %d steps; write fewer, or a larger train.global_batch_size",
+			t.Samples, t.GlobalBatchSize, maxInt)
+	}
+}
+
+// StepsFrom returns the number of the step in which Samples are reached, after some steps with some samples.
+func (t *Train) StepsFrom(step, samples int64) int {
+	batch := int64(t.GlobalBatchSize)
+	return int(step + (max(0, int64(t.Samples)-samples)+batch-1)/batch)
 }
 
 // warmup resolves and checks the steps of the warmup, if those of the run are known.
@@ -39,7 +67,10 @@ func (c *Config) warmup(f *faults) {
 		return
 	}
 	if s.WarmupRatio > 0 {
-		s.WarmupSteps, s.WarmupRatio = int(math.Ceil(s.WarmupRatio*float64(t.Steps))), 0
+		c.ratio, s.WarmupRatio = s.WarmupRatio, 0
+	}
+	if c.ratio > 0 {
+		s.WarmupSteps = int(math.Ceil(c.ratio * float64(t.Steps)))
 	}
 	if s.WarmupSteps > t.Steps {
 		f.add("lr_schedule.warmup_steps", "%d is more than train.steps, which is %d; lower one or raise the other",

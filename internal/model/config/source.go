@@ -247,11 +247,15 @@ func (s *source) skipMeant() {
 }
 
 // chooseOne refuses two keys of which one replaces the other, if both are set. A flag replaces the file's key.
-func (s *source) chooseOne(a, b string) {
+func (s *source) chooseOne(a, b string) { s.choose(a, b, false) }
+
+// choose does it too if both may be set at one place.
+func (s *source) choose(a, b string, both bool) {
 	if s.values[a] == nil || s.values[b] == nil || IsNull(s.values[a]) || IsNull(s.values[b]) {
 		return
 	}
 	switch flagA, flagB := s.where.of(a).line == 0, s.where.of(b).line == 0; {
+	case flagA == flagB && both:
 	case flagA == flagB:
 		s.add(b, "%s is set too, and one replaces the other; remove one of them", a)
 	case flagA:

@@ -57,6 +57,45 @@ func newFeed(cfg *config.Config, files config.Files, tok *data.Tokenizer, shuffl
 	}, nil
 }
 
+// batch returns the number of samples of the next step. The step that reaches train.samples has fewer.
+func (t *Trainer) batch() int {
+	n := t.cfg.Train.GlobalBatchSize
+	if end := int64(t.cfg.Train.Samples); end > 0 {
+		n = int(min(int64(n), max(0, end-t.consumed)))
+	}
+	return n
+}
+
+// samplesOf lists the samples of a micro batch of this rank's data group. Groups take turns, so that the order of
+// samples does not depend on the number of groups. All list as many as the first, since their passes are collective:
+// those of the list from trained on only fill it, and train nothing.
+func (t *Trainer) samplesOf(micro int) (samples []int64, trained int) {
+	n, size := t.batch(), t.cfg.Train.MicroBatchSize
+	first := micro * t.mesh.dataSize * size // of the first group
+	own := first + t.mesh.dataRank*size
+	for i := range min(size, n-first) {
+		samples = append(samples, t.train.loader.Index(t.consumed+int64(min(own+i, n-1))))
+	}
+	return samples, max(0, min(len(samples), n-own))
+}
+
+// totals counts the targets, tokens and FLOPs of the whole step over all groups. Every rank gets the same result
+// without reading the data of others.
+func (t *Trainer) totals() (valid, tokens int, flops float64) {
+	n, loader := t.batch(), t.train.loader
+	if loader.Alike() {
+		docs := loader.Docs(0)
+		return n * loader.Valid(0), n * total(docs), float64(n) * model.FLOPs(&t.cfg.Model.Config, docs)
+	}
+	for i := range n {
+		sample := loader.Index(t.consumed + int64(i))
+		docs := loader.Docs(sample)
+		valid, tokens = valid+loader.Valid(sample), tokens+total(docs)
+		flops += model.FLOPs(&t.cfg.Model.Config, docs)
+	}
+	return valid, tokens, flops
+}
+
 func (f *feed) total(cfg *config.Config) int64 {
 	if n := cfg.Data.Validation.Samples; n > 0 {
 		return min(f.loader.Samples(), int64(n))
@@ -119,9 +158,10 @@ func filled(docs []int, rows int) []int {
 	return docs
 }
 
-// batch reads this rank's tokens of a group of samples and queues their upload. It waits for the memory of the batch
-// before the last. The caller calls done on the result after queueing all readers.
-func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) {
+// batch reads this rank's tokens of a group of samples and queues their upload. Samples from trained on have no
+// targets. It waits for the memory of the batch before the last. The caller calls done on the result after queueing all
+// readers.
+func (f *feed) batch(ctx context.Context, samples []int64, trained int) (*microBatch, error) {
 	b := &microBatch{laid: f.lay(samples[0])}
 	docs := b.docs
 	if !f.packed {
@@ -141,13 +181,16 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 		if err := f.loader.Load(sample, spans, ids[lo:hi], targets[lo:hi], positions[lo:hi]); err != nil {
 			return nil, fmt.Errorf("sample %d: %w", sample, err)
 		}
+		for k := lo; k < hi && i >= trained; k++ {
+			targets[k] = -1
+		}
 	}
 	b.positions, b.targets = positions, targets
 	if !h.Tokens.IsZero() {
 		number(tensor.Data[int32](h.Tokens), samples, spans, f.seqLen)
 	}
 	if f.seen != nil {
-		f.seen(b, count, spans, ids)
+		f.seen(b, min(count, trained), spans, ids)
 	}
 	if f.packed {
 		f.rope.Fill(h.Cos, h.Sin, positions, f.lengths(docs, spans, 1))

@@ -16,7 +16,8 @@ import (
 
 // Check checks the files of a config before any process is spawned: too little data, tokens outside the vocabulary,
 // weights that do not fit. It reports all faults, each at the line of its key. Without faults it returns the amount of
-// data, nil if it is not in the token cache and may not be encoded, and train.epochs has become train.steps.
+// data, nil if it is not in the token cache and may not be encoded, and train.epochs has become train.steps and
+// train.samples.
 func Check(cfg *config.Config) (*plan.Data, error) {
 	var all config.Errors
 	note := func(key string, err error) {
@@ -62,7 +63,7 @@ func Check(cfg *config.Config) (*plan.Data, error) {
 	if found == nil {
 		return nil, nil
 	}
-	return found, cfg.ResolveSteps(found.StepsPerEpoch)
+	return found, cfg.ResolveEpochs(found.EpochSamples)
 }
 
 func checkWeights(open func(string) (*hf.Weights, error), path string, check func(*hf.Weights) error) error {
@@ -120,7 +121,7 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 	}
 	batch := int64(cfg.Train.GlobalBatchSize)
 	found := &plan.Data{Samples: l.Samples(), SampleTokens: l.Tokens(), Targets: l.Targets(),
-		StepsPerEpoch: (l.Epoch() + batch - 1) / batch}
+		StepsPerEpoch: (l.Epoch() + batch - 1) / batch, EpochSamples: l.Epoch()}
 	var lengths data.Lengths
 	if n := min(found.Samples, pairSamples); !l.Alike() {
 		for i := range n { // from all parts of the data

@@ -421,7 +421,7 @@ func (r *run) after(ctx context.Context, res Result) error {
 	}
 	tps := metrics.PerSecond(float64(res.Tokens), res.Took.Seconds())
 	tflops := metrics.TFLOPs(res.FLOPs, res.Took.Seconds(), world.Size())
-	epoch := float64(res.Step) * float64(r.cfg.Train.GlobalBatchSize) / float64(r.train.loader.Epoch())
+	epoch := float64(res.Samples) / float64(r.train.loader.Epoch())
 	m := metrics.Step{
 		Time: metrics.Time(time.Now()), Step: int64(res.Step), Epoch: metrics.Float(epoch),
 		Loss: metrics.Float(res.Loss), GradNorm: metrics.Float(res.GradNorm), LR: metrics.Float(res.LR),

@@ -91,8 +91,13 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	if err := t.feeds(ctx, o); err != nil {
 		return nil, err
 	}
+	if cfg.Train.Samples > 0 {
+		own := *cfg
+		own.Train.Steps = min(cfg.Train.Steps, cfg.Train.StepsFrom(int64(t.step), t.consumed))
+		t.cfg = &own
+	}
 	var err error
-	if t.schedule, err = Schedule(cfg); err != nil {
+	if t.schedule, err = Schedule(t.cfg); err != nil {
 		return nil, err
 	}
 	defer o.timed("buffers")()
@@ -279,6 +284,7 @@ type Result struct {
 	Tokens   int     // tokens of all ranks
 	Load     load    // attention work of this rank's sequences
 	Trained  int64   // tokens of all ranks in all steps so far
+	Samples  int64   // likewise
 	Stop     bool    // a rank was asked to stop
 	Due      bool    // a checkpoint is due by time
 	// Blank is n if this is the n-th step without targets. Such a step updates nothing, and its loss is NaN. Else 0.
@@ -297,35 +303,6 @@ type inflight struct {
 	out   View
 	since int          // clock point at which Took begins
 	done  tensor.Event // out is complete
-}
-
-// samplesOf lists the samples of a micro batch of this rank's data group. Groups take turns, so that the order of
-// samples does not depend on the number of groups.
-func (t *Trainer) samplesOf(micro int) []int64 {
-	size := t.cfg.Train.MicroBatchSize
-	first := t.consumed + int64((micro*t.mesh.dataSize+t.mesh.dataRank)*size)
-	out := make([]int64, size)
-	for i := range out {
-		out[i] = t.train.loader.Index(first + int64(i))
-	}
-	return out
-}
-
-// totals counts the targets, tokens and FLOPs of the whole step over all groups. Every rank gets the same result
-// without reading the data of others.
-func (t *Trainer) totals() (valid, tokens int, flops float64) {
-	n, loader := t.cfg.Train.GlobalBatchSize, t.train.loader
-	if loader.Alike() {
-		docs := loader.Docs(0)
-		return n * loader.Valid(0), n * total(docs), float64(n) * model.FLOPs(&t.cfg.Model.Config, docs)
-	}
-	for i := range n {
-		sample := loader.Index(t.consumed + int64(i))
-		docs := loader.Docs(sample)
-		valid, tokens = valid+loader.Valid(sample), tokens+total(docs)
-		flops += model.FLOPs(&t.cfg.Model.Config, docs)
-	}
-	return valid, tokens, flops
 }
 
 // begin queues an optimizer step; at most RunAhead others may be unfinished. The host waits only for the memory of a
@@ -369,8 +346,8 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *inflight, err e
 	f.done = t.dev.Stream.Record()
 	t.waiting++
 	t.step++
-	t.consumed += int64(t.cfg.Train.GlobalBatchSize)
-	t.tokens = f.r.Trained
+	t.consumed += int64(t.batch())
+	f.r.Samples, t.tokens = t.consumed, f.r.Trained
 	return f, t.prepare()
 }
 
@@ -412,15 +389,18 @@ func (t *Trainer) ends(n int) int   { return t.begins(n) + 1 }
 // passes queues the forward and backward passes of a step, with the loss multiplied by scale. It returns the load of
 // the sequences.
 func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err error) {
-	micros := t.cfg.Train.GlobalBatchSize / (t.cfg.Train.MicroBatchSize * t.mesh.dataSize)
+	of := t.cfg.Train.MicroBatchSize * t.mesh.dataSize
+	micros := (t.batch() + of - 1) / of
 	loss, before := state.Part(t.sums, sumLoss, sumLoss+1), t.sent.sent
 	for m := range micros {
-		groups := t.train.groups(t.samplesOf(m))
+		samples, trained := t.samplesOf(m)
+		groups := t.train.groups(samples)
 		for i, g := range groups {
-			b, err := t.train.batch(ctx, g)
+			b, err := t.train.batch(ctx, g, max(0, trained))
 			if err != nil {
 				return total, err
 			}
+			trained -= len(g)
 			t.share.first, t.share.last = m == 0 && i == 0, m == micros-1 && i == len(groups)-1
 			t.att.begin(b)
 			b.Key = 0x9e3779b97f4a7c15*uint64(t.cfg.Train.Seed) + uint64(t.step)
@@ -442,10 +422,11 @@ func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err er
 // prepare makes the layout and the schedules of the next step's first sequence while the device computes this step. For
 // later micro batches the host is ahead of the device anyway.
 func (t *Trainer) prepare() error {
-	if !t.train.packed {
+	samples, _ := t.samplesOf(0)
+	if !t.train.packed || len(samples) == 0 {
 		return nil
 	}
-	t.train.next = t.train.lay(t.samplesOf(0)[0])
+	t.train.next = t.train.lay(samples[0])
 	return t.att.prepare(t.train.next)
 }
 
@@ -534,7 +515,7 @@ func (t *Trainer) validate(ctx context.Context) (sum float64, valid int, err err
 // batch before.
 func (t *Trainer) forward(ctx context.Context, f *feed, samples []int64, sums View, set func(*microBatch)) (*microBatch,
 	error) {
-	b, err := f.batch(ctx, samples)
+	b, err := f.batch(ctx, samples, len(samples))
 	if err != nil {
 		return nil, err
 	}

@@ -82,7 +82,7 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 	if err != nil {
 		return v, err
 	}
-	for i := range cfg.Train.GlobalBatchSize {
+	for i := range t.batch() {
 		v.Tokens += total(t.train.loader.Docs(t.train.loader.Index(int64(i))))
 	}
 	if p.Whole > cfg.Data.SeqLen {
@@ -91,7 +91,7 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 		}
 	}
 	v.All, t.att.kernels = t.train.loader.Samples(), map[int][]string{}
-	for i := range cfg.Train.GlobalBatchSize {
+	for i := range t.batch() {
 		v.Samples = append(v.Samples, t.train.loader.Index(int64(i)))
 	}
 	if p.Leak {
@@ -116,7 +116,7 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 func (t *Trainer) shorten() (err error) {
 	l := t.train.loader
 	p := prefix{samples: l, n: t.cfg.Data.SeqLen, valid: map[int64]int{}}
-	for i := range t.cfg.Train.GlobalBatchSize {
+	for i := range t.batch() {
 		s := l.Index(int64(i))
 		if p.valid[s], err = p.count(s); err != nil {
 			return err
