@@ -3,9 +3,7 @@ package data
 import (
 	"bufio"
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -32,9 +30,6 @@ type Cache struct {
 // ErrNotCounted reports files that no run has encoded yet.
 var ErrNotCounted = errors.New("not counted yet: the first run encodes them")
 
-// cacheVersion changes with the format of entries and the meaning of records.
-const cacheVersion = "1"
-
 // The files of an entry. The documents are a Pair.
 const (
 	cachedPair    = "tokens"
@@ -59,7 +54,7 @@ func (d *Dataset) cached(paths []string) error {
 		return err
 	}
 	dir := filepath.Join(c.Dir, key)
-	if d.addEntry(dir) == nil {
+	if key != "" && d.addEntry(dir) == nil {
 		return nil
 	}
 	if c.Known {
@@ -96,32 +91,6 @@ func (d *Dataset) cached(paths []string) error {
 
 func cacheFault(err error) error {
 	return fmt.Errorf("the token cache: %w; name another directory as data.cache", err)
-}
-
-// cacheKey names the entry of files. It changes with their names, sizes and times, and with what decides their tokens.
-func (d *Dataset) cacheKey(paths []string) (string, error) {
-	h := sha256.New()
-	t := d.source.Tokenizer
-	fmt.Fprintf(h, "%s %q %d %d\n", cacheVersion, d.source.Format, d.source.EOS, d.source.Vocab)
-	if c := d.source.Chat; c != nil {
-		fmt.Fprintf(h, "all %t\n", c.All)
-		for _, path := range c.files {
-			if st, err := os.Stat(path); err == nil {
-				fmt.Fprintf(h, "%q %d %d\n", path, st.Size(), st.ModTime().UnixNano())
-			}
-		}
-	}
-	if t != nil && t.path != "" && !t.bytes() {
-		paths = append([]string{t.path}, paths...)
-	}
-	for _, path := range paths {
-		st, err := os.Stat(path)
-		if err != nil {
-			return "", err
-		}
-		fmt.Fprintf(h, "%q %d %d\n", path, st.Size(), st.ModTime().UnixNano())
-	}
-	return hex.EncodeToString(h.Sum(nil)[:16]), nil
 }
 
 // lock waits for a lock, and returns a function that releases it. The end of a process also releases it.
