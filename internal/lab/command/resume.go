@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,6 +16,7 @@ import (
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/run/train"
 )
@@ -25,7 +27,7 @@ type origin struct {
 	reseeded bool     // data.seed comes from the checkpoint
 }
 
-func (o *TrainOptions) namedCheckpoint(ctx context.Context, cfg *config.Config) (*origin, error) {
+func (o *TrainOptions) namedCheckpoint(ctx context.Context, r *ready) (*origin, error) {
 	if o.Resume == "auto" || o.Resume == "never" {
 		return nil, nil
 	}
@@ -37,7 +39,7 @@ func (o *TrainOptions) namedCheckpoint(ctx context.Context, cfg *config.Config) 
 		return nil, inputf("--resume %s: %w%s", terminal.Name(o.Resume), err, because(reasons))
 	}
 	defer c.Close()
-	from, err := begin(c, reasons, cfg)
+	from, err := begin(c, reasons, r)
 	if err != nil {
 		return nil, inputf("--resume: %w", err)
 	}
@@ -45,7 +47,7 @@ func (o *TrainOptions) namedCheckpoint(ctx context.Context, cfg *config.Config) 
 }
 
 // ownCheckpoint returns the newest complete checkpoint of the locked run directory, or nil.
-func (o *TrainOptions) ownCheckpoint(ctx context.Context, dir *os.Root, cfg *config.Config) (*origin, error) {
+func (o *TrainOptions) ownCheckpoint(ctx context.Context, dir *os.Root, r *ready) (*origin, error) {
 	if o.Resume == "never" {
 		if len(steps(filepath.Dir(dir.Name()))) > 0 {
 			return nil, inputf("--resume never: %s has checkpoints of an earlier run, which this one would "+
@@ -61,7 +63,7 @@ func (o *TrainOptions) ownCheckpoint(ctx context.Context, dir *os.Root, cfg *con
 		return nil, inputf("%w%s; to start over, name another --run-dir", err, because(reasons))
 	}
 	defer c.Close()
-	from, err := begin(c, reasons, cfg)
+	from, err := begin(c, reasons, r)
 	if err != nil {
 		return nil, inputf("--run-dir: %w", err)
 	}
@@ -89,7 +91,8 @@ const checkpointsName = "checkpoints"
 
 func checkpointsOf(runDir string) string { return filepath.Join(runDir, checkpointsName) }
 
-func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*origin, error) {
+func begin(c *checkpoint.Checkpoint, passedOver []string, r *ready) (*origin, error) {
+	cfg := r.cfg
 	dir, err := filepath.Abs(c.Dir)
 	if err != nil {
 		return nil, err
@@ -102,7 +105,7 @@ func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*
 	if err := cfg.ResumeAt(c.Manifest.Step, c.Manifest.Samples); err != nil {
 		return nil, err
 	}
-	notes, err := compare(c, cfg)
+	notes, err := compare(c, cfg, r.files)
 	if err != nil {
 		return nil, err
 	}
@@ -127,18 +130,23 @@ var (
 		"train.global_batch_size"}
 )
 
-// compare compares a config with the checkpoint's. A different model is an error; different data and a jump of the
-// learning rate are notes.
-func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err error) {
+// compare compares a config and its files with the checkpoint's. A different model is an error; different data and a
+// jump of the learning rate are notes.
+func compare(c *checkpoint.Checkpoint, cfg *config.Config, files *data.Identity) (notes []string, err error) {
 	was, err := checkpointConfig(c)
 	if err != nil { // another version of cprun wrote it; Fits compares the weights' shapes
 		note := fmt.Sprintf("cannot compare the config with the checkpoint's: %v", err)
 		return []string{note}, nil
 	}
+	changed, same, err := changedData(c, was, cfg, files)
+	if err != nil {
+		return nil, err
+	}
 	var faults, moved, paced []string
 	for _, d := range cfg.Differences(was) {
 		line := fmt.Sprintf("%s is %s in the checkpoint and %s here", d.Key, d.Old, d.New)
 		switch {
+		case slices.Contains(same, d.Key):
 		case slices.Contains(dataKeys, d.Key):
 			moved = append(moved, line)
 		case d.Key == "train.steps" || d.Key == "optimizer.lr" || strings.HasPrefix(d.Key, "lr_schedule."):
@@ -155,10 +163,13 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err 
 			"--run-dir, or load only its weights: cprun export, then model.from\n  %s", c.Dir,
 			strings.Join(faults, "\n  "))
 	}
-	if len(moved) > 0 {
+	if moved = append(moved, changed...); len(moved) > 0 {
+		order := ""
+		if len(changed) > 0 {
+			order = ", in its order: samples may repeat, and others may not come before the next epoch"
+		}
 		notes = append(notes, fmt.Sprintf("warning: other data than the checkpoint's: %s; resuming at sample %d of "+
-			"the current data",
-			strings.Join(moved, ", "), c.Manifest.Samples))
+			"the current data%s", strings.Join(moved, ", "), c.Manifest.Samples, order))
 	}
 	before, err := rate(was, c.Manifest.Step)
 	if err != nil {
@@ -170,6 +181,35 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err 
 			c.Manifest.Step+1, now, before, strings.Join(paced, ", ")))
 	}
 	return notes, err
+}
+
+// changedData compares the data with what the checkpoint has recorded of its data. It describes the changes, and lists
+// the keys with paths to equal data. A checkpoint of an older version has no record; then the keys decide.
+func changedData(c *checkpoint.Checkpoint, was, cfg *config.Config, now *data.Identity) (changes, same []string,
+	err error) {
+	text, ok := c.Manifest.Extra[train.DataState]
+	if !ok || now == nil {
+		return nil, nil, nil
+	}
+	var id data.Identity
+	if err := json.Unmarshal(text, &id); err != nil {
+		return nil, nil, fmt.Errorf("%s: record of the data: %w", c.Dir, err)
+	}
+	if changes, err = now.Changes(&id); err != nil {
+		return nil, nil, err
+	}
+	if slices.Equal(was.Data.Path.Weights(), cfg.Data.Path.Weights()) {
+		same = append(same, "data.path")
+	}
+	coders := []string{"data.tokenizer", "data.chat_template"}
+	if id.Encoder == now.Encoder {
+		same = append(same, coders...)
+	} else if !slices.ContainsFunc(cfg.Differences(was), func(d config.Difference) bool {
+		return slices.Contains(coders, d.Key)
+	}) {
+		changes = append(changes, "the files of the tokenizer or of the chat template have changed")
+	}
+	return changes, same, nil
 }
 
 // rate returns the learning rate after a number of steps, to three digits.

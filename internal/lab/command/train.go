@@ -21,6 +21,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/internal/run/train"
 )
@@ -88,6 +89,7 @@ type ready struct {
 	chosen *plan.Chosen // the strategy chosen by costs; nil: none
 	docs   []int        // documents of the first sample, if the choice read them
 	data   *plan.Data
+	files  *data.Identity // of the data
 	dir    string
 	root   *os.Root // of dir: no symbolic link leads a write out of it
 	lock   *os.File // on the checkpoints in dir
@@ -123,7 +125,7 @@ func (o *TrainOptions) check(ctx context.Context, path string, ranks int) (r rea
 	if r.generation, err = checkpoint.NextGeneration(checkpoints); err != nil {
 		return r, inputf("--run-dir: %w; name another --run-dir", err)
 	}
-	own, err := o.ownCheckpoint(ctx, checkpoints, r.cfg)
+	own, err := o.ownCheckpoint(ctx, checkpoints, &r)
 	if own != nil {
 		r.from = own
 	}
@@ -147,6 +149,9 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int) (
 		return r, &InputError{err}
 	}
 	r.data = found
+	if r.files, err = train.Identify(cfg, found); err != nil {
+		return r, &InputError{err}
+	}
 	r.cfg, r.ranks, r.chosen, r.docs = cfg, ranks, d.Chosen, d.First()
 	if r.choice, err = choose(cfg, o.machine); err != nil {
 		return r, err
@@ -160,7 +165,7 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int) (
 	}
 	// A run with checkpoints of its own resumes from them. The checkpoint of --resume may be gone by then.
 	if own := o.RunDir != "" && len(steps(o.RunDir)) > 0; !own {
-		r.from, err = o.namedCheckpoint(ctx, cfg)
+		r.from, err = o.namedCheckpoint(ctx, &r)
 	}
 	return r, err
 }
@@ -217,7 +222,7 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	}
 	b.task = job.Train{
 		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine,
-		Generation: r.generation,
+		Generation: r.generation, Data: r.files,
 	}
 	if r.from != nil {
 		b.task.From = r.from.dir
@@ -309,7 +314,7 @@ func (o *TrainOptions) runDir(config string) (*os.Root, error) {
 }
 
 // ownNow does what ownCheckpoint does, without creating or locking anything.
-func (o *TrainOptions) ownNow(ctx context.Context, cfg *config.Config) (*origin, error) {
+func (o *TrainOptions) ownNow(ctx context.Context, r *ready) (*origin, error) {
 	if o.RunDir == "" {
 		return nil, nil
 	}
@@ -325,7 +330,7 @@ func (o *TrainOptions) ownNow(ctx context.Context, cfg *config.Config) (*origin,
 		return nil, inputf("--run-dir: %w; name another --run-dir", err)
 	}
 	defer dir.Close()
-	return o.ownCheckpoint(ctx, dir, cfg)
+	return o.ownCheckpoint(ctx, dir, r)
 }
 
 // dry does the checks of a start, and prints the settings of the run.
@@ -343,7 +348,7 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 	if err != nil {
 		return 0, err
 	}
-	if own, err := o.ownNow(ctx, r.cfg); err != nil {
+	if own, err := o.ownNow(ctx, &r); err != nil {
 		return 0, err
 	} else if own != nil {
 		r.from = own

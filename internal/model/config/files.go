@@ -32,6 +32,16 @@ func (f Files) Mixed() bool {
 	return slices.ContainsFunc(f, func(e File) bool { return e.Weight > 0 })
 }
 
+// Weights returns the shares of a mixture; nil if it is none.
+func (f Files) Weights() (list []float64) {
+	for _, e := range f {
+		if f.Mixed() {
+			list = append(list, e.Weight)
+		}
+	}
+	return list
+}
+
 // Sources returns the files in groups, each one sequence.
 func (f Files) Sources() []Files {
 	if f.Mixed() {

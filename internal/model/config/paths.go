@@ -223,7 +223,9 @@ func (l *loader) checkData() {
 			dataRules(l.cfg, l.faults, path, kind == "tokens", l.indexed(source.Path), kind == "text", l.fromRead)
 		}
 	}
-	recordRules(l.cfg, l.faults)
+	if !l.opts.kept { // the data may be elsewhere by now
+		recordRules(l.cfg, l.faults)
+	}
 }
 
 // indexed reports whether every .bin of a pattern has an .idx with the ends of documents (Megatron-LM). Without files

@@ -83,13 +83,12 @@ func remember(path string, sum []byte) {
 // addEncoder adds what turns records into tokens: the tokenizer's files, the chat template, and the choice of targets.
 func (s *Source) addEncoder(h hash.Hash) error {
 	var paths []string
-	needed := 0
 	if t := s.Tokenizer; t.bytes() {
 		fmt.Fprintln(h, Bytes)
 	} else if t != nil && t.path != "" {
 		dir := filepath.Dir(t.path)
-		paths, needed = append(paths, t.path, filepath.Join(dir, "tokenizer_config.json"),
-			filepath.Join(dir, "special_tokens_map.json")), 1
+		paths = append(paths, t.path, filepath.Join(dir, "tokenizer_config.json"),
+			filepath.Join(dir, "special_tokens_map.json"))
 	}
 	if c := s.Chat; c != nil {
 		fmt.Fprintf(h, "all %t\n", c.All)
@@ -97,13 +96,13 @@ func (s *Source) addEncoder(h hash.Hash) error {
 	}
 	for i, path := range paths {
 		f, size, err := openSized(path)
-		if i >= needed && (path == "" || errors.Is(err, fs.ErrNotExist)) {
+		if path == "" || errors.Is(err, fs.ErrNotExist) { // if it is needed, encoding fails
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
-		fmt.Fprintln(h, i-needed, size)
+		fmt.Fprintln(h, len(paths)-i, size)
 		_, err = io.Copy(h, f)
 		f.Close()
 		if err != nil {

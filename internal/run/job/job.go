@@ -4,6 +4,7 @@ package job
 
 import (
 	"github.com/cprun/cprun/internal/foresee/cost"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/bench"
 )
@@ -23,10 +24,12 @@ const (
 // Train is the task of the workers of a training run or an evaluation.
 type Train struct {
 	// Config is the text of the resolved config, since the file in the run directory may change.
-	Config  string `json:"config"`
-	RunDir  string `json:"run_dir"`
-	From    string `json:"from"` // the checkpoint to resume from; "": new weights
-	Version string `json:"version"`
+	Config string `json:"config"`
+	RunDir string `json:"run_dir"`
+	// Data identifies the files of a training run, for its checkpoints.
+	Data    *data.Identity `json:"data,omitempty"`
+	From    string         `json:"from"` // the checkpoint to resume from; "": new weights
+	Version string         `json:"version"`
 	// RunID names the run on all nodes; "": each launcher's own.
 	RunID string `json:"run_id,omitempty"`
 	// Machine is the machine that the launcher found.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/data"
@@ -358,12 +359,29 @@ func formatOf(cfg *config.Config) string {
 	return cfg.Data.Format
 }
 
+func sourceOf(cfg *config.Config, group config.Files, tok *data.Tokenizer) data.Source {
+	return data.Source{Paths: group.Globs(), Tokenizer: tok, EOS: cfg.Data.EOSTokenID, Vocab: cfg.Model.VocabSize,
+		Format: formatOf(cfg), Chat: chatOf(cfg), Cache: cfg.Data.TokenCache()}
+}
+
+// Identify identifies the training data of a config, of which Check has found so much.
+func Identify(cfg *config.Config, found *plan.Data) (*data.Identity, error) {
+	records := int64(-1)
+	if found != nil && found.Documents != nil {
+		records = *found.Documents
+	}
+	var sources []data.Source
+	for _, group := range cfg.Data.Path.Sources() {
+		sources = append(sources, sourceOf(cfg, group, tokenizerOf(cfg)))
+	}
+	return data.Identify(sources, records)
+}
+
 // openData opens files as one dataset, or if they have weights, as one dataset each.
 func openData(cfg *config.Config, files config.Files, tok *data.Tokenizer) ([]*data.Dataset, error) {
 	var sources []*data.Dataset
 	for _, group := range files.Sources() {
-		ds, err := data.Open(data.Source{Paths: group.Globs(), Tokenizer: tok, EOS: cfg.Data.EOSTokenID,
-			Vocab: cfg.Model.VocabSize, Format: formatOf(cfg), Chat: chatOf(cfg), Cache: cfg.Data.TokenCache()})
+		ds, err := data.Open(sourceOf(cfg, group, tok))
 		if err != nil {
 			return nil, err
 		}

@@ -1,6 +1,7 @@
 package train_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"os"
@@ -8,7 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/run/train"
 )
@@ -101,17 +104,21 @@ func TestEpochsEndWithTheirLastSample(t *testing.T) {
 // The epoch of a step is that of its samples, also if the batch has changed, and a run whose epochs are over trains
 // nothing more.
 func TestEpochsAfterAResumeWithAnotherBatch(t *testing.T) {
-	data := "data={path: " + lessons(t, 10) + ", seq_len: 32, pack_documents: false}"
+	files := "data={path: " + lessons(t, 10) + ", seq_len: 32, pack_documents: false}"
 	dir := t.TempDir()
 	step, samples := int64(0), int64(0)
 	run := func(want string, set ...string) {
 		t.Helper()
-		cfg := checked(t, 2, append([]string{data, "parallel.data=2", "checkpoint.every=1"}, set...)...)
+		cfg := checked(t, 2, append([]string{files, "parallel.data=2", "checkpoint.every=1"}, set...)...)
 		if err := cfg.ResumeAt(step, samples); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, s := range mustRun(t, cfg, 2, train.Options{RunDir: dir, Resume: true}).steps {
+		id, err := train.Identify(cfg, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range mustRun(t, cfg, 2, train.Options{RunDir: dir, Resume: true, Data: id}).steps {
 			got = append(got, fmt.Sprintf("%d/%d:%.1f", s.Step, cfg.Train.Steps, float64(s.Epoch)))
 			step, samples = s.Step, int64(math.Round(10*float64(s.Epoch)))
 		}
@@ -128,4 +135,13 @@ func TestEpochsAfterAResumeWithAnotherBatch(t *testing.T) {
 	run("", "train={samples: 20, global_batch_size: 8}")
 	run("", "train={samples: 32, steps: 50, global_batch_size: 8}") // whichever comes first
 	run("10/10:3.6", "train={samples: 90, steps: 10, global_batch_size: 4}")
+	c, _, err := checkpoint.Latest(t.Context(), filepath.Join(dir, "checkpoints"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var id data.Identity
+	if err := json.Unmarshal(c.Manifest.Extra[train.DataState], &id); err != nil || len(id.First) != 1 {
+		t.Errorf("the checkpoint's record of the data: %+v, %v", id, err)
+	}
 }

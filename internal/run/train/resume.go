@@ -195,6 +195,9 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 	return t.scaler.restore(c.Manifest.Extra, t.step)
 }
 
+// DataState names the record of the data in a checkpoint, a data.Identity.
+const DataState = "data"
+
 // blankState names the checkpoint's count of steps without targets.
 const blankState = "blank_steps"
 
@@ -256,7 +259,7 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 		value any
 	}{
 		{scalerState, scales != nil, scales}, {baseState, t.base != nil, t.base}, {blankState, t.blank > 0, t.blank},
-		{earlyStopState, t.stop != (earlyStop{}), t.stop},
+		{DataState, o.Data != nil, o.Data}, {earlyStopState, t.stop != (earlyStop{}), t.stop},
 	} {
 		var err error
 		if !x.has {

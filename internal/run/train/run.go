@@ -12,6 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
@@ -23,6 +24,8 @@ type Options struct {
 	RunID      string // of this attempt; unique in the run directory
 	Version    string // of cprun, for checkpoints
 	ConfigYAML string // the resolved config, for checkpoints
+
+	Data *data.Identity // of the files, for checkpoints; nil: unknown
 
 	Resume bool   // resume from the newest checkpoint of the run directory, if there is one
 	From   string // else from this checkpoint; "": new weights

@@ -83,7 +83,7 @@ func (p *process) train(ctx context.Context, s *session) (err error) {
 	o.ConfigYAML = string(s.cfg.YAML())
 	// The launcher chose the first checkpoint. A restart resumes from the run's own.
 	o.Resume, o.From = p.Restart > 0, s.From
-	o.Stop, o.NoSave = p.Stop(), s.NoSave
+	o.Stop, o.NoSave, o.Data = p.Stop(), s.NoSave, s.Data
 	p.stopped, err = train.Run(ctx, s.cfg, s.dev, s.world, o)
 	return err
 }
