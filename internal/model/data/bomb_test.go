@@ -162,7 +162,7 @@ func TestParquetBombs(t *testing.T) {
 			bodies: [][]byte{sized(run(many, 0))}}, "column text: a page claims"},
 		"a dictionary and a page": {bomb{rows: 13_000_000, pages: []format.PageHeader{dictPage(13_000_000),
 			v1Page(13_000_000, format.RLEDictionary)}, bodies: [][]byte{some, sized(run(13_000_000, 0))}},
-			"column text: with the columns before it takes"},
+			"column text: with other columns it takes"},
 		"a run of levels": {bomb{rows: 10, pages: []format.PageHeader{v1Page(10, format.Plain)},
 			bodies: [][]byte{sized(run(many, 0))}}, "column text: runs of a page"},
 		"a run of levels v2": {bomb{rows: 10, pages: []format.PageHeader{v2Page(10, 0, 6)},

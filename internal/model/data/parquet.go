@@ -79,6 +79,7 @@ type parquetFile struct {
 	left     int64 // rows of the present group
 	group    int   // the next
 	columns  []*column
+	packed   int64             // bytes of the columns
 	values   [][]parquet.Value // of a row, by leaf
 }
 
@@ -106,8 +107,11 @@ func (p *parquetFile) next() (lines [][]byte, err error) {
 		p.read++
 	}
 	for _, c := range p.columns {
-		if _, err := c.peek(); p.left == 0 && err != io.EOF {
-			return lines, fmt.Errorf("column %s has more rows than its row group: it is damaged", p.leaves[c.leaf].name)
+		if p.left > 0 {
+			break
+		}
+		if _, err := c.peek(); err != io.EOF {
+			return lines, fmt.Errorf("column %s has more rows than its row group: it is damaged", c.leaf.name)
 		}
 	}
 	return lines, nil
@@ -117,8 +121,8 @@ func (p *parquetFile) next() (lines [][]byte, err error) {
 func (p *parquetFile) row() (_ []byte, err error) {
 	values := rowValues(p.size)
 	for _, c := range p.columns {
-		if p.values[c.leaf], err = c.row(&values); err != nil {
-			return nil, fmt.Errorf("column %s: %w", p.leaves[c.leaf].name, err)
+		if p.values[c.place], err = c.row(&values); err != nil {
+			return nil, fmt.Errorf("column %s: %w", c.leaf.name, err)
 		}
 	}
 	var line rowLine
@@ -133,7 +137,7 @@ func (p *parquetFile) row() (_ []byte, err error) {
 	return line.end(), nil
 }
 
-// openGroup opens the next row group, after a check of the memory that its columns take.
+// openGroup opens the next row group.
 func (p *parquetFile) openGroup() error {
 	group := p.groups[p.group]
 	chunks := p.metadata.RowGroups[p.group].Columns
@@ -144,21 +148,20 @@ func (p *parquetFile) openGroup() error {
 	if p.left == 0 {
 		return nil
 	}
-	takes, packed := int64(0), int64(0)
+	p.packed = 0
 	for _, key := range p.root.fields {
-		if !matters(key.name) {
-			continue
-		}
-		for i := key.first; i < key.end; i++ {
-			meta := &chunks[i].MetaData
-			n, err := p.leaves[i].checkChunk(p.f, p.size, meta)
-			if takes, packed = takes+n, packed+meta.TotalCompressedSize; err == nil && takes > expansion(packed) {
-				err = fmt.Errorf("with the columns before it takes %d bytes, too many for a file of %d", takes, p.size)
+		for i := key.first; i < key.end && matters(key.name); i++ {
+			c := &column{file: p, leaf: &p.leaves[i], place: i, meta: &chunks[i].MetaData,
+				pages: group.ColumnChunks()[i].Pages()}
+			if c.next = c.meta.DataPageOffset; c.meta.DictionaryPageOffset != 0 {
+				c.next = c.meta.DictionaryPageOffset
 			}
-			if err != nil {
-				return fmt.Errorf("column %s: %w", p.leaves[i].name, err)
+			c.end = c.next + c.meta.TotalCompressedSize
+			if c.next < 0 || c.meta.TotalCompressedSize < 0 || c.next > p.size || c.end > p.size {
+				return fmt.Errorf("column %s lies outside of the file: it is cut short or damaged", c.leaf.name)
 			}
-			p.columns = append(p.columns, &column{leaf: i, pages: group.ColumnChunks()[i].Pages()})
+			p.packed += c.meta.TotalCompressedSize
+			p.columns = append(p.columns, c)
 		}
 	}
 	return nil
@@ -169,7 +172,14 @@ func rowValues(size int64) int { return int(min(32<<20, max(2<<20, 8*size))) }
 
 // A column reads the values of a leaf in a row group.
 type column struct {
-	leaf   int
+	file   *parquetFile
+	leaf   *leaf
+	place  int // of the leaf
+	meta   *format.ColumnMetaData
+	next   int64 // the place of the next page that is not checked
+	end    int64
+	dict   int64 // bytes that the dictionary and the page take
+	takes  int64
 	pages  parquet.Pages
 	page   parquet.ValueReader // nil: none yet
 	buf    [256]parquet.Value
@@ -181,6 +191,9 @@ type column struct {
 func (c *column) peek() (parquet.Value, error) {
 	for c.at == c.n {
 		if c.page == nil {
+			if err := c.check(); err != nil {
+				return parquet.Value{}, err
+			}
 			page, err := c.pages.ReadPage()
 			if err != nil {
 				return parquet.Value{}, err
@@ -198,6 +211,18 @@ func (c *column) peek() (parquet.Value, error) {
 		}
 	}
 	return c.buf[c.at], nil
+}
+
+// check checks the next page, and the memory of all columns.
+func (c *column) check() error {
+	err, takes := c.checkNext(c.file.f), int64(0)
+	for _, other := range c.file.columns {
+		takes += other.dict + other.takes
+	}
+	if err == nil && takes > expansion(c.file.packed) {
+		err = fmt.Errorf("with other columns it takes %d bytes, too many for a file of %d", takes, c.file.size)
+	}
+	return err
 }
 
 // row returns the values of a row, and subtracts their number from left.

@@ -161,50 +161,44 @@ const (
 	encDeltaBytes, encDict, encSplit                         = 7, 8, 9
 )
 
-// checkChunk checks the pages of a column, and returns the bytes that reading them takes at a time.
-func (l leaf) checkChunk(f io.ReaderAt, size int64, m *format.ColumnMetaData) (takes int64, err error) {
-	at := m.DataPageOffset
-	if m.DictionaryPageOffset != 0 {
-		at = m.DictionaryPageOffset
-	}
-	end := at + m.TotalCompressedSize
-	if at < 0 || m.TotalCompressedSize < 0 || at > size || end > size {
-		return 0, errors.New("its place is outside of the file: it is cut short or damaged")
-	}
-	dict, page := int64(0), int64(0)
-	for at < end {
-		head, n, err := walkStruct(f, at, end-at)
+// checkNext checks the next page of values and a dictionary before it, just before the library reads them.
+func (c *column) checkNext(f io.ReaderAt) error {
+	packed := c.meta.TotalCompressedSize
+	for isDict := true; isDict && c.next < c.end; {
+		head, n, err := walkStruct(f, c.next, c.end-c.next)
 		if err == nil && head.twice {
 			err = errors.New("the header of a page is damaged")
 		}
 		if err != nil {
-			return 0, err
+			return err
 		}
 		h := head.ints
-		at += n
+		c.next += n
 		values := max(h[v1Values], h[v2Values], h[dictValues])
-		if h[packedSize] < 0 || h[packedSize] > end-at || h[pageSize] < 0 || values < 0 {
-			return 0, errors.New("a page has a wrong size: the file is cut short or damaged")
+		if h[packedSize] < 0 || h[packedSize] > c.end-c.next || h[pageSize] < 0 || values < 0 {
+			return errors.New("a page has a wrong size: the file is cut short or damaged")
 		}
 		cost := h[pageSize] + 8*values
-		if cost > expansion(m.TotalCompressedSize) {
-			return 0, fmt.Errorf("a page claims %d bytes and %d values, too many for a column of %d bytes", h[pageSize], values,
-				m.TotalCompressedSize)
+		if cost > expansion(packed) {
+			return fmt.Errorf("a page claims %d bytes and %d values, too many for a column of %d bytes", h[pageSize], values,
+				packed)
 		}
 		raw := make([]byte, h[packedSize])
-		if err := readFull(f, raw, at); err != nil {
-			return 0, err
+		if err := readFull(f, raw, c.next); err != nil {
+			return err
 		}
-		grown, err := l.checkPage(h, raw, m.Codec)
+		grown, err := c.leaf.checkPage(h, raw, c.meta.Codec)
 		if err != nil {
-			return 0, err
+			return err
 		}
-		if at += h[packedSize]; h[pageType] == int64(format.DictionaryPage) {
-			dict = max(dict, cost)
+		c.next += h[packedSize]
+		if isDict = h[pageType] == int64(format.DictionaryPage); isDict {
+			c.dict = max(c.dict, cost)
+		} else {
+			c.takes = cost + grown
 		}
-		page = max(page, cost+grown)
 	}
-	return dict + page, nil
+	return nil
 }
 
 // checkPage checks the content of a page, and returns the bytes to which prefixes of values expand.
