@@ -64,12 +64,43 @@ var defects = []defect{
 		"Span{max(0, from-1), b.Len() - 1}", "generation", "target of tokens on one rank"},
 	{"a duplicated document", "internal/model/data/loader.go", "epoch, i := n/l.samples, n%l.samples",
 		"epoch, i := n/l.samples, n/2*2%l.samples", "documents", "are repeated"},
+	{"a gradient norm of own ranks", "internal/run/train/share.go",
+		"	x.SumSquares(x.dev.Optim, norm2)\n	if err := x.sum(sums); err != nil {\n" +
+			"		return fmt.Errorf(\"loss and gradient norm: %w\", err)\n	}\n",
+		"	if err := x.sum(sums); err != nil {\n" +
+			"		return fmt.Errorf(\"loss and gradient norm: %w\", err)\n	}\n	x.SumSquares(x.dev.Optim, norm2)\n",
+		"windows", "gradient norm: "},
+	{"updated weights never gathered", "internal/run/train/share.go", "	x.forget()\n	begin := x.fill",
+		"	begin := x.fill", "windows", "weights after two steps: rank 1 reads others than rank 0"},
+	{"the first samples again", "internal/run/train/trainer.go",
+		"t.consumed += int64(t.cfg.Train.GlobalBatchSize)", "t.consumed += int64(t.cfg.Train.GlobalBatchSize) * 0",
+		"windows", "samples of step 2 on one rank"},
+	{"a normaliser of too many targets", "internal/model/data/loader.go",
+		"return l.plan.SeqLen - len(l.docEnds(sample))", "return l.plan.SeqLen", "packed", "targets of the records"},
+	{"a normaliser of too many labels", "internal/model/data/loader.go", "l.valid[s] += valid[doc]",
+		"l.valid[s] += valid[doc] + 1", "documents", "targets of the records"},
+	{"decay of norms", "internal/model/state/state.go", "		bucket != s.Flat.Vectors(), u)", "		true, u)",
+		"windows", "parameter model.norm.weight after two steps on one rank"},
+	{"weights of micro batches", "internal/run/train/trainer.go", "t.model.ForwardBackward(t.arena, b.Batch, loss, scale)",
+		"t.model.ForwardBackward(t.arena, b.Batch, loss, scale*float64(m+1))", "windows", "gradient of lm_head.weight"},
+	{"micro batches that are no sum", "internal/run/train/share.go", "at, r.add = state.StageOf(x.Flat, bucket), !x.first",
+		"at, r.add = state.StageOf(x.Flat, bucket), false", "windows", "with [memory.shard=gradients]: gradient of"},
+	{"one rotary table for all layers", "internal/model/hf/config.go", "	if c.Ropes() > 1 && c.Window(layer) >= 0 {",
+		"	if c.Ropes() > 2 {", "local", "rotation of keys of layer 0"},
+	{"one rotary base for all layers", "internal/model/rope.go", "cmp.Or(cfg.RopeLocalBaseFreq, cfg.RopeTheta)",
+		"cfg.RopeTheta", "local", "rotation of keys of layer 0"},
+	{"a bias correction one step late", "internal/run/train/trainer.go", "Step: t.step - skipped - t.blank",
+		"Step: t.step + 1 - skipped - t.blank", "windows", "AdamW of its gradients gives another one"},
+	{"no clipping", "internal/model/optim/adamw.go", "MaxNorm: a.MaxNorm,", "MaxNorm: 0 * a.MaxNorm,", "windows",
+		"AdamW of its gradients gives another one"},
+	{"weights that stay on the host", "internal/model/state/state.go", "s.adamw.Step(d, p, s.Copied(bucket, lo, n), Part(",
+		"s.adamw.Step(d, p, View{}, Part(", "offload", "elements that differ from its optimizer's"},
 }
 
 // verifyConfigs writes the configs of the defects: records with masks, completions, conversations, windows, soft caps.
 func verifyConfigs(t *testing.T) map[string]string {
 	t.Helper()
-	dir, records, completions, talks := t.TempDir(), "", "", ""
+	dir, records, completions, talks, texts := t.TempDir(), "", "", "", ""
 	for i := range 40 {
 		ids, labels := make([]int, 5+7*i%31), make([]int, 5+7*i%31)
 		for j := range ids {
@@ -84,6 +115,7 @@ func verifyConfigs(t *testing.T) map[string]string {
 		}
 		records += string(line) + "\n"
 		completions += fmt.Sprintf(`{"prompt": "the square of %d", "completion": " is %d"}`+"\n", i, i*i)
+		texts += fmt.Sprintf(`{"text": "%s"}`+"\n", strings.Repeat(fmt.Sprint(i), 5+7*i%11))
 		talks += fmt.Sprintf(`{"messages": [{"role": "user", "content": "%d?"}, {"role": "assistant", "content": "%d"}, `+
 			`{"role": "user", "content": "yes"}, {"role": "assistant", "content": "yes"}]}`+"\n", i, i*i)
 	}
@@ -119,6 +151,12 @@ func verifyConfigs(t *testing.T) map[string]string {
 		"mixture": write("mixture.yaml", strings.Replace(yaml("", "path: [{path: "+
 			write("small.jsonl", `{"text": "`+strings.Repeat("small ", 20)+`"}`+"\n")+"}, {path: "+text+", weight: 0.3}], validation: {path: "+
 			text+", every: 1}"), "size: 2}", "size: 4, early_stop: {patience: 1}}\ncheckpoint: {best: true}", 1)),
+		"packed": write("packed.yaml", yaml("", "pack_documents: true, eos_token_id: 0, path: "+
+			write("texts.jsonl", texts))),
+		"local": write("local.yaml", yaml(", architecture: gemma3_text, head_dim: 8, query_pre_attn_scalar: 8, "+
+			"rope_theta: 1.0e6, rope_local_base_freq: 1.0e4, sliding_window: 9, layer_types: [sliding_attention, "+
+			"full_attention]", "path: "+text)),
+		"offload": write("offload.yaml", yaml("", "path: "+text)+"memory: {offload: optimizer}\n"),
 		"windows": write("windows.yaml", yaml(", sliding_window: 9, "+
 			"layer_types: [sliding_attention, sliding_attention]", "path: "+text)),
 		"caps": write("caps.yaml", strings.Replace(yaml(", architecture: gemma2, num_key_value_heads: 2, head_dim: 8, "+

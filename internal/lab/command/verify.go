@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"sort"
+	"strings"
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/readable"
@@ -34,7 +36,7 @@ type verified struct {
 	memory plan.Memory
 }
 
-// Verify compares the first step of a config on one rank with that on several, and returns the exit status.
+// Verify compares two steps of a config on one rank with those on several, and returns the exit status.
 func Verify(ctx context.Context, path string, o VerifyOptions) (int, error) {
 	one, many, notes, err := o.sides(path)
 	if err != nil {
@@ -55,7 +57,7 @@ func Verify(ctx context.Context, path string, o VerifyOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	code, err := o.compare(ctx, r, dir, whole, one, many, notes)
+	code, err := o.compare(ctx, path, r, dir, whole, one, many, notes)
 	if err != nil && r.OK == nil {
 		r.Error = err.Error()
 	}
@@ -82,8 +84,39 @@ func (o *VerifyOptions) sides(path string) (one, many verified, notes []string, 
 	if err := many.memory.Check(); err != nil {
 		return one, many, nil, &InputError{err}
 	}
-	one, err = o.load(path, 1, alone...)
+	one, err = o.load(path, 1, simplest(many.cfg)...)
+	if err != nil || !one.memory.Fits {
+		one, err = o.load(path, 1, alone...)
+	}
 	return one, many, append(notes, many.choice.notes...), err
+}
+
+// simplest returns the keys of one rank by the simplest code: one micro batch, unless that is many times larger, and no
+// offload.
+func simplest(cfg *config.Config) []string {
+	const most = 16
+	keys := append(slices.Clone(alone), "memory.offload=off")
+	if t := cfg.Train; t.GlobalBatchSize <= most*t.MicroBatchSize {
+		keys = append(keys, fmt.Sprintf("train.micro_batch_size=%d", t.GlobalBatchSize))
+	}
+	return keys
+}
+
+// varied returns several ranks with sharded gradients and several micro batches, and the keys that do so. Without keys
+// the config has both, or cannot.
+func (o *VerifyOptions) varied(path string, many verified) (v verified, keys []string) {
+	if s := many.cfg.Memory.Shard; s == "none" || s == "optimizer" {
+		keys = append(keys, "memory.shard=gradients")
+	}
+	if t := many.cfg.Train; t.MicroBatchSize > 1 && t.GlobalBatchSize == t.MicroBatchSize*many.cfg.Parallel.Data {
+		keys = append(keys, "train.micro_batch_size=1")
+	}
+	length := fmt.Sprintf("data.seq_len=%d", many.cfg.Data.SeqLen) // of a prefix
+	v, err := o.load(path, many.ranks, append(slices.Clone(keys), length)...)
+	if err != nil || !v.memory.Fits {
+		return v, nil
+	}
+	return v, keys
 }
 
 // alone holds the keys of one rank.
@@ -191,41 +224,67 @@ func prefixes(docs []int, length int) (list []int) {
 	return slices.DeleteFunc(list, func(n int) bool { return n >= length })
 }
 
-// compare runs both sides and compares their results.
-func (o *VerifyOptions) compare(ctx context.Context, r *verify.Report, dir *scratch, whole int, one, many verified,
-	notes []string) (int, error) {
-	var results [2]*verify.Side
-	for i, v := range []verified{one, many} {
-		side := filepath.Join(dir.path, fmt.Sprintf("side-%d", i))
-		root, err := files.Make(side)
-		if err != nil {
-			return launch.ExitFailed, err
-		}
-		root.Close()
-		task := job.Train{Config: string(v.cfg.YAML()), RunDir: side, Version: o.Version, Machine: o.machine,
-			Whole: whole, Leak: i == 1}
-		notes = append(notes, "verify: the first step on "+readable.Counted(v.ranks, "rank"))
-		var found train.Verified
-		res, err := o.report(ctx, job.RoleVerify, v.ranks, notes, task, &found)
-		if err != nil || res.ExitCode != launch.ExitDone {
-			if res.First != nil {
-				r.Error = res.First.Error()
-			}
-			return max(res.ExitCode, launch.ExitFailed), err
-		}
-		if results[i], err = verify.Open(side, v.ranks, found, v.cfg.Data.SeqLen); err != nil {
-			return launch.ExitFailed, err
-		}
-		defer results[i].Close()
-		notes = nil
+// compare runs all sides and compares their results. The last one runs only if the others agree.
+func (o *VerifyOptions) compare(ctx context.Context, path string, r *verify.Report, dir *scratch, whole int,
+	one, many verified, notes []string) (int, error) {
+	n := 0
+	side := func(v verified, with string) (*verify.Side, int, error) {
+		task := job.Train{RunDir: filepath.Join(dir.path, fmt.Sprintf("side-%d", n)), Whole: whole, Leak: n == 1}
+		said := append(notes, "verify: two steps on "+readable.Counted(v.ranks, "rank")+with)
+		n, notes = n+1, nil
+		return o.side(ctx, r, v, said, task)
 	}
-	if err := verify.Compare(r, many.cfg, whole, results[0], results[1]); err != nil {
+	a, code, err := side(one, "")
+	if err != nil || code != launch.ExitDone {
+		return code, err
+	}
+	defer a.Close()
+	b, code, err := side(many, "")
+	if err != nil || code != launch.ExitDone {
+		return code, err
+	}
+	err = errors.Join(verify.Compare(r, many.cfg, whole, a, b), b.Close())
+	if err != nil || !*r.OK {
 		return launch.ExitFailed, err
 	}
-	if !*r.OK {
-		return launch.ExitFailed, nil
+	if v, keys := o.varied(path, many); len(keys) > 0 {
+		r.OK = nil // until it is done
+		if err := os.RemoveAll(filepath.Join(dir.path, "side-1")); err != nil {
+			return launch.ExitFailed, err
+		}
+		if b, code, err = side(v, " with "+strings.Join(keys, " ")); err != nil || code != launch.ExitDone {
+			return code, err
+		}
+		err = errors.Join(verify.CompareVaried(r, v.cfg, keys, a, b), b.Close())
+		if err != nil || !*r.OK {
+			return launch.ExitFailed, err
+		}
 	}
 	return launch.ExitDone, nil
+}
+
+// side runs a side in the directory of a task.
+func (o *VerifyOptions) side(ctx context.Context, r *verify.Report, v verified, notes []string, task job.Train) (
+	*verify.Side, int, error) {
+	root, err := files.Make(task.RunDir)
+	if err != nil {
+		return nil, launch.ExitFailed, err
+	}
+	root.Close()
+	task.Config, task.Version, task.Machine = string(v.cfg.YAML()), o.Version, o.machine
+	var found train.Verified
+	res, err := o.report(ctx, job.RoleVerify, v.ranks, notes, task, &found)
+	if err != nil || res.ExitCode != launch.ExitDone {
+		if res.First != nil {
+			r.Error = res.First.Error()
+		}
+		return nil, max(res.ExitCode, launch.ExitFailed), err
+	}
+	s, err := verify.Open(task.RunDir, v.ranks, found, v.cfg.Data.SeqLen)
+	if err != nil {
+		return nil, launch.ExitFailed, err
+	}
+	return s, launch.ExitDone, nil
 }
 
 // present prints the tables, and writes the JSON of --json.

@@ -35,7 +35,10 @@ func (r *Report) Print(w io.Writer) error {
 	}
 	tables := []readable.Table{counts}
 	if len(r.Gradients) > 0 {
-		tables = append(tables, r.gradients())
+		tables = append(tables, r.errors("gradient", r.Gradients))
+	}
+	if r.Step != nil && len(r.Step.Parameters) > 0 {
+		tables = append(tables, r.errors("parameter after two steps", r.Step.Parameters))
 	}
 	if r.Leak != nil {
 		tables = append(tables, r.leak())
@@ -50,14 +53,14 @@ func (r *Report) Print(w io.Writer) error {
 	return r.verdict(w)
 }
 
-// shownGradients bounds the rows of the table.
-const shownGradients = 5
+// shownErrors bounds the rows of a table.
+const shownErrors = 5
 
-func (r *Report) gradients() readable.Table {
-	t := readable.Table{Head: []string{"gradient, the largest errors", "relative error"},
-		Notes: []string{fmt.Sprintf("%d parameters; tolerance %g, and %g of the norm of all gradients (rounding)",
-			len(r.Gradients), r.Tolerance, rounding)}}
-	sorted := slices.Clone(r.Gradients)
+func (r *Report) errors(what string, errors []Gradient) readable.Table {
+	t := readable.Table{Head: []string{what + ", the largest errors", "relative error"},
+		Notes: []string{fmt.Sprintf("%d parameters; tolerance %g, and %g of the norm of all (rounding)", len(errors),
+			r.Tolerance, r.rounding())}}
+	sorted := slices.Clone(errors)
 	slices.SortStableFunc(sorted, func(a, b Gradient) int {
 		switch { // NaN first
 		case a.Error > b.Error || a.Error != a.Error && b.Error == b.Error:
@@ -67,7 +70,7 @@ func (r *Report) gradients() readable.Table {
 		}
 		return 0
 	})
-	for _, g := range sorted[:min(shownGradients, len(sorted))] {
+	for _, g := range sorted[:min(shownErrors, len(sorted))] {
 		t.Add(g.Name, fmt.Sprintf("%.2g", float64(g.Error)))
 	}
 	return t
@@ -103,6 +106,9 @@ func (r *Report) verdict(w io.Writer) (err error) {
 		fmt.Fprintf(&text, "not checked: %s: %s\n", part, reason)
 	}
 	if *r.OK {
+		for _, key := range r.Varied {
+			fmt.Fprintf(&text, "also right with %s\n", key)
+		}
 		text.WriteString("right\n")
 	} else {
 		text.WriteString("WRONG\n")

@@ -44,7 +44,7 @@ func runSide(t *testing.T, path string, ranks, whole int, set ...string) (*Side,
 			dev := device.CPU(stream, "flash", tensor.F32)
 			defer dev.Close()
 			results[r], err = train.Verify(context.Background(), cfg, dev, world[r],
-				train.Options{RunDir: dir, Room: mem.Room()}, train.Probing{Whole: whole, Leak: ranks > 1})
+				train.Options{RunDir: dir, Room: mem.Room()}, train.Probing{Whole: whole, Leak: ranks > 1, Angles: ranks == 1})
 			if err != nil {
 				world[r].Abort(err)
 				return err

@@ -1,5 +1,6 @@
-// Package verify decides whether a run is right. It compares the first step of one rank with that of several, and both
-// with the records of the data and with the masks of the layers. The ranks write their results in train.Verify:
+// Package verify decides whether a run is right. It compares two steps of one rank with those of several. It compares
+// both with the records of the data, the masks of the layers, and its own optimizer. The ranks write their results in
+// train.Verify:
 //
 //	one, err := verify.Open(dir, 1, verified, seqLen) // and many likewise
 //	err = verify.Compare(report, cfg, whole, one, many)
@@ -9,11 +10,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
+	"strings"
 
 	"github.com/cprun/cprun/internal/base/safetensors"
-	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/run/train"
@@ -43,6 +43,9 @@ type Report struct {
 	Loss          *Sides            `json:"loss"`
 	Gradients     []Gradient        `json:"gradients"`
 	Leak          *Leak             `json:"leak"`
+	Step          *Step             `json:"step"`
+	Rope          *Rope             `json:"rope"`
+	Varied        []string          `json:"varied"`
 	Kernels       []train.KernelUse `json:"kernels"`
 	Differences   []string          `json:"differences"`
 	Reasons       map[string]string `json:"reasons"`
@@ -102,9 +105,12 @@ type Probe struct {
 // A Side is the results of one rank, or of several.
 type Side struct {
 	train.Verified
-	files     []*safetensors.File
-	batch     [][]Row // by sample of the batch
-	gradients map[int][]part
+	files   []*safetensors.File
+	batch   [][]Row                                    // by sample of the batches of all steps
+	trained []int64                                    // the sample trained at each place of batch; missing: none
+	parts   [train.VerifiedSteps + 1]map[string][]part // of gradients and parameters, after a number of steps
+	weights [][]byte                                   // checksums of the weights, by rank
+	keys    map[[2]int][]float32                       // rotated keys, by layer and position
 }
 
 // A part is elements of a gradient in a file, from index lo.
@@ -116,18 +122,22 @@ type part struct {
 
 // Open opens the results of ranks in a directory. The caller closes them.
 func Open(dir string, ranks int, v train.Verified, length int) (*Side, error) {
-	s := &Side{Verified: v, gradients: map[int][]part{}}
+	s := &Side{Verified: v, keys: map[[2]int][]float32{}}
 	for range v.Samples {
 		s.batch = append(s.batch, slices.Repeat([]Row{{ID: missing}}, length))
+		s.trained = append(s.trained, missing)
 	}
-	for r := range ranks {
-		f, err := safetensors.Open(train.VerifiedFile(dir, r))
-		if err == nil {
-			s.files = append(s.files, f)
-			err = s.read(f)
-		}
-		if err != nil {
-			return nil, errors.Join(err, s.Close())
+	for steps := range s.parts {
+		s.parts[steps] = map[string][]part{}
+		for r := range ranks {
+			f, err := safetensors.Open(train.VerifiedFile(dir, r, steps))
+			if err == nil {
+				s.files = append(s.files, f)
+				err = s.read(f, steps)
+			}
+			if err != nil {
+				return nil, errors.Join(err, s.Close())
+			}
 		}
 	}
 	for i, rows := range s.batch { // documents may leave an end empty
@@ -142,29 +152,71 @@ func Open(dir string, ranks int, v train.Verified, length int) (*Side, error) {
 // missing marks a token that no rank has loaded.
 const missing = -1
 
-func (s *Side) read(f *safetensors.File) error {
+func (s *Side) read(f *safetensors.File, steps int) (err error) {
 	for _, name := range f.Names() {
-		var parameter int
-		var lo int64
-		if _, err := fmt.Sscanf(name, "gradient/%d/%d", &parameter, &lo); err == nil {
-			s.gradients[parameter] = append(s.gradients[parameter], part{f, name, lo})
+		kind, place, _ := strings.Cut(name, "/")
+		switch kind {
+		case train.BatchTensor:
+			err = s.readBatch(f)
+		case train.TrainedTensor:
+			err = s.readTrained(f)
+		case train.WeightsTensor:
+			info, _ := f.Info(name)
+			s.weights = append(s.weights, make([]byte, info.Bytes()))
+			err = f.ReadBytes(name, s.weights[len(s.weights)-1], 0)
+		default:
+			var at [2]int
+			if _, err = fmt.Sscanf(place, "%d/%d", &at[0], &at[1]); err != nil {
+				break
+			}
+			if kind == train.KeyTensors {
+				info, _ := f.Info(name)
+				s.keys[at] = make([]float32, info.Elements())
+				err = f.ReadFloat32(name, s.keys[at], 0)
+				break
+			}
+			of := train.Part(kind, at[0], 0)
+			s.parts[steps][of] = append(s.parts[steps][of], part{f, name, int64(at[1])})
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %s: %w", f.Name(), name, err)
 		}
 	}
-	info, ok := f.Info(train.BatchTensor)
-	if !ok || len(info.Shape) != 2 || info.Shape[1] != train.VerifiedRow {
-		return fmt.Errorf("%s: no rows of the batch", f.Name())
-	}
-	v := tensor.New(tensor.I32, info.Shape[0], info.Shape[1])
-	if err := f.ReadBytes(train.BatchTensor, tensor.Bytes(v), 0); err != nil {
+	return nil
+}
+
+// of returns the parts of a parameter after some steps.
+func (s *Side) of(kind string, parameter, steps int) []part {
+	return s.parts[steps][train.Part(kind, parameter, 0)]
+}
+
+func (s *Side) readBatch(f *safetensors.File) error {
+	info, _ := f.Info(train.BatchTensor)
+	rows := tensor.New(tensor.I32, int(info.Elements()))
+	if err := f.ReadBytes(train.BatchTensor, tensor.Bytes(rows), 0); err != nil {
 		return err
 	}
-	rows := tensor.Data[int32](v)
-	for r := range slices.Chunk(rows, train.VerifiedRow) {
+	for r := range slices.Chunk(tensor.Data[int32](rows), train.VerifiedRow) {
 		n, at := int(r[0]), int(r[1])
 		if n < 0 || n >= len(s.batch) || at < 0 || at >= len(s.batch[n]) || s.batch[n][at].ID != missing {
-			return fmt.Errorf("%s: token %d of sample %d is outside the batch, or loaded twice", f.Name(), at, n)
+			return fmt.Errorf("token %d of sample %d is outside the batch, or loaded twice", at, n)
 		}
 		s.batch[n][at] = Row{ID: r[2], Target: r[3], Position: r[4], Document: r[5]}
+	}
+	return nil
+}
+
+func (s *Side) readTrained(f *safetensors.File) error {
+	info, _ := f.Info(train.TrainedTensor)
+	pairs := tensor.New(tensor.I64, int(info.Elements()))
+	if err := f.ReadBytes(train.TrainedTensor, tensor.Bytes(pairs), 0); err != nil {
+		return err
+	}
+	for p := range slices.Chunk(tensor.Data[int64](pairs), 2) {
+		if p[0] < 0 || p[0] >= int64(len(s.trained)) || s.trained[p[0]] != missing && s.trained[p[0]] != p[1] {
+			return fmt.Errorf("sample %d is outside the batches, or ranks disagree about its place %d", p[1], p[0])
+		}
+		s.trained[p[0]] = p[1]
 	}
 	return nil
 }
@@ -179,12 +231,15 @@ func (s *Side) Close() error {
 }
 
 func (s *Side) tokens() int {
-	return count(s.batch, func(r Row) bool { return r.ID != missing })
+	return count(first(s.batch), func(r Row) bool { return r.ID != missing })
 }
 
 func (s *Side) targets() int {
-	return count(s.batch, func(r Row) bool { return r.ID != missing && r.Target >= 0 })
+	return count(first(s.batch), func(r Row) bool { return r.ID != missing && r.Target >= 0 })
 }
+
+// first returns the first step's part of all samples.
+func first[T any](all []T) []T { return all[:len(all)/train.VerifiedSteps] }
 
 func count(batch [][]Row, is func(Row) bool) (n int) {
 	for _, rows := range batch {
@@ -215,18 +270,14 @@ func Compare(r *Report, cfg *config.Config, whole int, one, many *Side) error {
 		r.compareRecords(expected, one, many, len(cfg.Data.Path) > 1)
 	}
 	r.CheckedTokens, r.BatchTokens = many.tokens(), many.Tokens
-	if one.Blank || many.Blank {
-		r.Reasons["loss"], r.Reasons["gradients"] = blank, blank
-	} else {
-		r.compareLoss(one, many)
-		if err := r.compareGradients(cfg, one, many); err != nil {
-			return err
-		}
-	}
 	if expected == nil {
-		expected = many.batch // of its first sample alone, so its documents
+		expected = many.batch
 	}
-	r.compareLeak(cfg, expected[0], many)
+	if err := r.compareSteps(cfg, expected, one, many); err != nil {
+		return err
+	}
+	r.compareLeak(cfg, expected[0], many) // of its first sample alone, so its documents
+	r.compareRope(cfg, one)
 	r.OK = new(len(r.Differences) == 0)
 	return nil
 }
@@ -262,11 +313,13 @@ func expect(cfg *config.Config, whole int, many *Side) (batch [][]Row, err error
 	return batch, err
 }
 
+func isTarget(r Row) bool { return r.Target >= 0 }
+
 func (r *Report) compareRecords(expected [][]Row, one, many *Side, mixture bool) {
 	all := func(Row) bool { return true }
-	r.Tokens = &Counts{count(expected, all), one.tokens(), many.tokens()}
-	r.Targets = &Counts{count(expected, func(r Row) bool { return r.Target >= 0 }), one.targets(), many.targets()}
-	r.Documents = &Documents{documents(expected), documents(many.batch), repeated(expected, many, mixture)}
+	r.Tokens = &Counts{count(first(expected), all), one.tokens(), many.tokens()}
+	r.Targets = &Counts{count(first(expected), isTarget), one.targets(), many.targets()}
+	r.Documents = &Documents{documents(first(expected)), documents(first(many.batch)), repeated(expected, many, mixture)}
 	for _, c := range []struct {
 		what string
 		*Counts
@@ -333,12 +386,13 @@ func cut(rows []Row) (docs [][]Row) {
 // repeated counts documents that are in the batch more often than in the records of its samples. A batch larger than an
 // epoch repeats samples. A mixture repeats the samples of a small source.
 func repeated(expected [][]Row, many *Side, mixture bool) (n int) {
-	most := (len(many.Samples) + int(many.All) - 1) / int(many.All)
+	samples := first(many.Samples)
+	most := (len(samples) + int(many.All) - 1) / int(many.All)
 	if mixture {
-		most = len(many.Samples)
+		most = len(samples)
 	}
 	left, seen := map[string]int{}, map[int64]int{}
-	for i, s := range many.Samples {
+	for i, s := range samples {
 		if seen[s]++; seen[s] > most {
 			continue
 		}
@@ -347,7 +401,7 @@ func repeated(expected [][]Row, many *Side, mixture bool) (n int) {
 		}
 	}
 	have := map[string]int{}
-	for _, rows := range many.batch {
+	for _, rows := range first(many.batch) {
 		for _, d := range cut(rows) {
 			t := text(d)
 			if have[t]++; have[t] > max(1, left[t]) {
@@ -365,65 +419,6 @@ func text(rows []Row) string {
 		b = binary.LittleEndian.AppendUint32(b, uint32(r.ID))
 	}
 	return string(b)
-}
-
-func (r *Report) compareLoss(one, many *Side) {
-	r.Loss = &Sides{one.Loss, many.Loss}
-	a, b := float64(one.Loss), float64(many.Loss)
-	if !(math.Abs(a-b) <= r.Tolerance*math.Abs(a)) { // also NaN
-		r.differ("loss: %v on one rank, %v on %d", a, b, r.Ranks)
-	}
-}
-
-// rounding bounds the difference of float32 sums, as a share of the norm of all gradients. The gradient of a
-// key bias without rotation cancels, except for it.
-const rounding = 1e-7
-
-func (r *Report) compareGradients(cfg *config.Config, one, many *Side) error {
-	params := model.Layout(&cfg.Model.Config)
-	squares, diffs, all := make([]float64, len(params)), make([]float64, len(params)), 0.0
-	for i, p := range params {
-		err := difference(one.gradients[i], many.gradients[i], p.Size(), &squares[i], &diffs[i])
-		if err != nil {
-			return fmt.Errorf("gradient of %s: %w", p.Name, err)
-		}
-		all += squares[i]
-	}
-	for i, p := range params {
-		g := Gradient{p.Name, Float(math.Sqrt(diffs[i]) / max(math.Sqrt(squares[i]), 1e-6*math.Sqrt(all)))}
-		if diffs[i] == 0 { // also where all gradients are 0
-			g.Error = 0
-		}
-		r.Gradients = append(r.Gradients, g)
-		if !(float64(g.Error) <= r.Tolerance) && !(math.Sqrt(diffs[i]) <= rounding*math.Sqrt(all)) { // also NaN
-			r.differ("gradient of %s: relative error %.3g", p.Name, float64(g.Error))
-		}
-	}
-	return nil
-}
-
-// gradientPiece bounds the elements of a gradient in memory at once.
-const gradientPiece = 1 << 20
-
-// difference adds the squares of one side's elements, and of the differences.
-func difference(one, many []part, size int, squares, diff *float64) error {
-	a, b := make([]float32, min(size, gradientPiece)), make([]float32, min(size, gradientPiece))
-	for lo := 0; lo < size; lo += len(a) {
-		n := min(len(a), size-lo)
-		for _, side := range []struct {
-			parts []part
-			dst   []float32
-		}{{one, a[:n]}, {many, b[:n]}} {
-			if err := elements(side.parts, side.dst, int64(lo)); err != nil {
-				return err
-			}
-		}
-		for i := range n {
-			x, y := float64(a[i]), float64(b[i])
-			*squares, *diff = *squares+x*x, *diff+(x-y)*(x-y)
-		}
-	}
-	return nil
 }
 
 // elements reads elements from index lo. Every element is in one part.
@@ -504,12 +499,17 @@ func Reach(cfg *config.Config, rows []Row, at int) (lo, hi int) {
 	m := &cfg.Model
 	hi = at + 1
 	for layer := range m.NumHiddenLayers {
-		windowed := m.SlidingWindow > 0 && (len(m.LayerTypes) == 0 || m.LayerTypes[layer] == "sliding_attention")
-		if windowed {
+		if slides(cfg, layer) {
 			hi = min(end, hi+m.SlidingWindow-1)
 		} else {
 			hi = end
 		}
 	}
 	return at, hi
+}
+
+// slides reports whether a layer has a window.
+func slides(cfg *config.Config, layer int) bool {
+	m := &cfg.Model
+	return m.SlidingWindow > 0 && (len(m.LayerTypes) == 0 || m.LayerTypes[layer] == "sliding_attention")
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
@@ -298,46 +299,72 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// side returns a side with gradients of the parameters of a small model, with each after the first scaled.
-func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row, samples ...int64) *Side {
+// side returns a side with gradients of the parameters of a small model, with each after the first scaled, and with
+// parameters of right steps. edit may change the parameters after them. batch has the rows of both steps.
+func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row, edit func(name string, x float64) float64,
+	samples ...int64) *Side {
 	t.Helper()
-	var entries []safetensors.Entry
-	for i, p := range cfg.Model.Tensors() {
-		n := 1
-		for _, s := range p.Shape {
-			n *= s
+	var files [train.VerifiedSteps + 1][]safetensors.Entry
+	add := func(steps int, kind string, i int, values []float32) {
+		for lo := 0; lo < len(values); lo += len(values)/2 + 1 { // in two parts
+			hi := min(len(values), lo+len(values)/2+1)
+			files[steps] = append(files[steps], safetensors.Floats(train.Part(kind, i, int64(lo)), safetensors.F32,
+				[]int{hi - lo}, values[lo:hi]))
 		}
-		values := make([]float32, n)
-		for j := range values {
-			values[j] = float32(1 + (i+j)%7)
-			if i > 0 {
-				values[j] *= scale
+	}
+	params, norm := model.Layout(&cfg.Model.Config), 0.0
+	gradient := func(i, j int) float32 {
+		if i > 0 {
+			return float32(1+(i+j)%7) * scale
+		}
+		return float32(1 + j%7)
+	}
+	for i, p := range params {
+		for j := range p.Size() {
+			norm += float64(gradient(i, j)) * float64(gradient(i, j))
+		}
+	}
+	o := train.Hyper(cfg)
+	for i, p := range params {
+		grads, before, after := make([]float32, p.Size()), make([]float32, p.Size()), make([]float32, p.Size())
+		for j := range grads {
+			grads[j], before[j] = gradient(i, j), float32(1+j%3)
+			w := adamW{x: float64(before[j])}
+			for k := range train.VerifiedSteps {
+				w.step(&o, k, float64(grads[j]), math.Sqrt(norm), len(p.Shape) > 1)
+			}
+			if edit != nil {
+				w.x = edit(p.Name, w.x)
+			}
+			after[j] = float32(w.x)
+		}
+		add(0, train.ParameterParts, i, before)
+		add(1, train.GradientParts, i, grads)
+		add(2, train.GradientParts, i, grads)
+		add(2, train.ParameterParts, i, after)
+	}
+	v := train.Verified{Samples: []int64{0, 1, 2, 3}, All: 9}
+	dir, n := t.TempDir(), len(batch)/train.VerifiedSteps
+	for k := range train.VerifiedSteps {
+		var rows []int32
+		var trained []int64
+		for i, list := range batch[k*n : (k+1)*n] {
+			trained = append(trained, int64(k*n+i), samples[k*n+i])
+			for j, r := range list {
+				rows = append(rows, int32(k*n+i), int32(j), r.ID, r.Target, r.Position, r.Document)
 			}
 		}
-		for lo := 0; lo < n; lo += n/2 + 1 { // in two parts
-			hi := min(n, lo+n/2+1)
-			entries = append(entries, safetensors.Floats(train.GradientPart(i, int64(lo)), safetensors.F32, []int{hi - lo},
-				values[lo:hi]))
+		files[k+1] = append(files[k+1], entry(t, train.BatchTensor, safetensors.I32, train.VerifiedRow, rows),
+			entry(t, train.TrainedTensor, safetensors.I64, 2, trained))
+		targets := count(batch[k*n:(k+1)*n], isTarget)
+		v.Steps = append(v.Steps, train.Stepped{Loss: 2, Sum: Float(2 * targets), GradNorm: Float(math.Sqrt(norm))})
+	}
+	for steps, entries := range files {
+		if err := safetensors.WriteFile(train.VerifiedFile(dir, 0, steps), nil, entries); err != nil {
+			t.Fatal(err)
 		}
 	}
-	rows := []int32{}
-	for n, list := range batch {
-		for i, r := range list {
-			rows = append(rows, int32(n), int32(i), r.ID, r.Target, r.Position, r.Document)
-		}
-	}
-	raw, err := binary.Append(nil, binary.LittleEndian, rows)
-	if err != nil {
-		t.Fatal(err)
-	}
-	entries = append(entries, safetensors.Entry{Name: train.BatchTensor, DType: safetensors.I32,
-		Shape: []int{len(rows) / train.VerifiedRow, train.VerifiedRow},
-		Data:  func(w io.Writer) error { _, err := w.Write(raw); return err }})
-	dir := t.TempDir()
-	if err := safetensors.WriteFile(train.VerifiedFile(dir, 0), nil, entries); err != nil {
-		t.Fatal(err)
-	}
-	s, err := Open(dir, 1, train.Verified{Samples: samples, All: 9, Loss: 2}, len(batch[0]))
+	s, err := Open(dir, 1, v, len(batch[0]))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,28 +372,40 @@ func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row, sample
 	return s
 }
 
+func entry[T int32 | int64](t *testing.T, name string, dtype safetensors.DType, columns int, data []T) safetensors.Entry {
+	raw, err := binary.Append(nil, binary.LittleEndian, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return safetensors.Entry{Name: name, DType: dtype, Shape: []int{len(data) / columns, columns},
+		Data: func(w io.Writer) error { _, err := w.Write(raw); return err }}
+}
+
 // compared returns the differences of a run on eight tokens of text, after a change of the many side.
 func compared(t *testing.T, change func(cfg *config.Config, batch [][]Row, many *Side) *Side) *Report {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "a.txt")
-	if err := os.WriteFile(path, []byte("abcd\x00efgh\x00ijkl\x00mno"), 0o666); err != nil {
+	if err := os.WriteFile(path, []byte("abcd\x00efgh\x00ijkl\x00mnopqrstuvwxyzABCDEF"), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	cfg := &config.Config{}
 	cfg.Model.Config = hf.Config{Architecture: "llama", VocabSize: 256, HiddenSize: 4, IntermediateSize: 8,
 		NumHiddenLayers: 1, NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 2}
 	cfg.Data = config.Data{Path: config.Files{{Path: path}}, Tokenizer: data.Bytes, SeqLen: 8, PackDocuments: true}
-	samples := []int64{0, 1}
+	cfg.Optimizer = config.Optimizer{Betas: [2]float64{0.9, 0.95}, WeightDecay: 0.1}
+	samples := []int64{0, 1, 2, 3}
 	all, err := Records(cfg, 8, samples)
 	if err != nil {
 		t.Fatal(err)
 	}
-	batch := [][]Row{all[0], all[1]}
-	one := side(t, cfg, 1, batch, samples...)
-	other := [][]Row{slices.Clone(all[0]), slices.Clone(all[1])}
+	var batch, other [][]Row
+	for _, s := range samples {
+		batch, other = append(batch, all[s]), append(other, slices.Clone(all[s]))
+	}
+	one := side(t, cfg, 1, batch, nil, samples...)
 	many := one
 	if change != nil {
-		many = change(cfg, other, side(t, cfg, 1, batch, samples...))
+		many = change(cfg, other, side(t, cfg, 1, batch, nil, samples...))
 	}
 	r := &Report{Compute: "fp32", Ranks: 2}
 	if err := Compare(r, cfg, 8, one, many); err != nil {
@@ -383,7 +422,7 @@ func TestCompare(t *testing.T) {
 	rows := func(edit func(batch [][]Row)) func(*config.Config, [][]Row, *Side) *Side {
 		return func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
 			edit(batch)
-			return side(t, cfg, 1, batch, 0, 1)
+			return side(t, cfg, 1, batch, nil, 0, 1, 2, 3)
 		}
 	}
 	result := func(edit func(s *Side)) func(*config.Config, [][]Row, *Side) *Side {
@@ -400,13 +439,43 @@ func TestCompare(t *testing.T) {
 		{"id of tokens on 2 ranks: 8 differ", rows(func(b [][]Row) { b[1] = b[0] })},
 		{"documents: the records have 5, the batch 4; 2 are repeated", rows(func(b [][]Row) { b[1] = b[0] })},
 		{"tokens: the records have 16, one rank 16, 2 ranks 15", rows(func(b [][]Row) { b[0] = append(b[0][:7:7], Row{ID: -1}) })},
-		{"loss: 2 on one rank, 2.1 on 2", result(func(s *Side) { s.Loss = 2.1 })},
-		{"loss: 2 on one rank, NaN on 2", result(func(s *Side) { s.Loss = Float(math.NaN()) })},
+		{"loss: 2 on one rank, 2.1 on 2", result(func(s *Side) { s.Steps[0].Loss = 2.1 })},
+		{"loss: 2 on one rank, NaN on 2", result(func(s *Side) { s.Steps[0].Loss = Float(math.NaN()) })},
 		{"gradient of model.layers.0.self_attn.q_proj.weight: relative error 0.5",
-			func(cfg *config.Config, batch [][]Row, _ *Side) *Side { return side(t, cfg, 0.5, batch, 0, 1) }},
+			func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
+				return side(t, cfg, 0.5, batch, nil, 0, 1, 2, 3)
+			}},
 		{"gradient of model.norm.weight: relative error NaN", func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
-			return side(t, cfg, float32(math.NaN()), batch, 0, 1)
+			return side(t, cfg, float32(math.NaN()), batch, nil, 0, 1, 2, 3)
 		}},
+		{"loss: 3 on 2 ranks in step 2, and the sum over", result(func(s *Side) { s.Steps[1].Loss = 3 })},
+		{"loss: 2 on one rank, 3 on 2, in step 2", result(func(s *Side) { s.Steps[1].Loss, s.Steps[1].Sum = 3, 48 })},
+		{"gradient norm: 9 on 2 ranks in step 2", result(func(s *Side) { s.Steps[1].GradNorm = 9 })},
+		{"samples of step 2 on 2 ranks: 0 in place of 2", result(func(s *Side) { s.trained = []int64{0, 1, 0, 1} })},
+		{"samples: 0 is trained 2 times in two steps", result(func(s *Side) {
+			s.trained, s.Samples = []int64{0, 1, 0, 1}, []int64{0, 1, 0, 1}
+		})},
+		{"id of tokens on 2 ranks: 8 differ from the records; token 0 of sample 2", rows(func(b [][]Row) { b[2] = b[0] })},
+		{"rank 1 reads others than rank 0", result(func(s *Side) { s.weights = [][]byte{{1}, {2}} })},
+		{"on 2 ranks: rank 0 reads 3 elements that differ", result(func(s *Side) { s.Steps[1].Stale = 3 })},
+		{"parameter model.norm.weight after two steps on 2 ranks: AdamW of its gradients gives another",
+			func(cfg *config.Config, batch [][]Row, _ *Side) *Side { // decay
+				return side(t, cfg, 1, batch, func(name string, x float64) float64 {
+					if name == "model.norm.weight" {
+						x *= 0.985
+					}
+					return x
+				}, 0, 1, 2, 3)
+			}},
+		{"parameter lm_head.weight after two steps: relative error 0.0001",
+			func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
+				return side(t, cfg, 1, batch, func(name string, x float64) float64 {
+					if name == "lm_head.weight" {
+						x *= 1.0001
+					}
+					return x
+				}, 0, 1, 2, 3)
+			}},
 		{"leak: token 2 of document 0 changes 2 rows that its masks hide, such as 5",
 			result(func(s *Side) { s.Probes = []train.Probed{{Position: 2, Changed: [][2]int{{2, 7}}}} })},
 		{"leak: another token at position 2 changes no logits there",
@@ -421,11 +490,11 @@ func TestCompare(t *testing.T) {
 
 // Gradients of mere rounding may differ in every bit.
 func TestRoundingOfZeroGradientsIsNoDifference(t *testing.T) {
-	for scale, right := range map[float32]bool{1e-8: true, 1e-5: false, float32(math.NaN()): false} {
+	for scale, right := range map[float32]bool{1e-7: true, 1e-5: false, float32(math.NaN()): false} {
 		compared(t, func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
-			one, many := side(t, cfg, scale, batch, 0, 1), side(t, cfg, -scale, batch, 0, 1)
+			one, many := side(t, cfg, scale, batch, nil, 0, 1, 2, 3), side(t, cfg, -scale, batch, nil, 0, 1, 2, 3)
 			r := &Report{Tolerance: 1e-5, Ranks: 2}
-			if err := r.compareGradients(cfg, one, many); err != nil || (len(r.Differences) == 0) != right {
+			if _, err := r.compareGradients(cfg, one, many); err != nil || (len(r.Differences) == 0) != right {
 				t.Errorf("gradients of about %v: %v, %v", scale, err, r.Differences)
 			}
 			return one
@@ -448,8 +517,8 @@ func TestLogitsThatNoTokenChanges(t *testing.T) {
 
 // A probe that could not run, and a batch without targets, are reasons and no differences.
 func TestReasons(t *testing.T) {
-	r := compared(t, func(_ *config.Config, _ [][]Row, s *Side) *Side { s.Noisy, s.Blank = true, true; return s })
-	if !*r.OK || r.Leak != nil || r.Loss != nil || r.Gradients != nil || len(r.Reasons) != 3 {
+	r := compared(t, func(_ *config.Config, _ [][]Row, s *Side) *Side { s.Noisy, s.Steps[0].Blank = true, true; return s })
+	if !*r.OK || r.Leak != nil || r.Loss != nil || r.Gradients != nil || len(r.Reasons) != 5 || r.Step.Parameters != nil || len(r.Step.Samples) != 4 {
 		t.Errorf("%+v", r)
 	}
 }

@@ -22,9 +22,10 @@ type attend struct {
 	rank      int
 	spec      ring.Spec // of the present batch, with a mask per window
 	softmax   attention.Softmax
-	schedules map[int]*ring.Schedule // of the present batch, by window
-	cache     *ring.Cache            // schedules of recurring batches and of the next one
-	kernels   map[int][]string       // launched ones, by window; nil: not recorded
+	schedules map[int]*ring.Schedule        // of the present batch, by window
+	cache     *ring.Cache                   // schedules of recurring batches and of the next one
+	kernels   map[int][]string              // launched ones, by window; nil: not recorded
+	keys      func(layer int, k View) error // called before each forward pass of a layer, unless nil
 }
 
 func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
@@ -154,6 +155,11 @@ func (a *attend) Forward(layer int, acc attention.Partial, q, k, v View) error {
 		return err
 	}
 	defer a.note(layer)
+	if a.keys != nil {
+		if err := a.keys(layer, k); err != nil {
+			return err
+		}
+	}
 	return a.ring.Forward(acc, q, k, v, s, a.softmax)
 }
 

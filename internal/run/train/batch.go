@@ -29,7 +29,7 @@ type feed struct {
 	inputs *inputs
 	next   laid // made in advance by prepare
 
-	seen func(b *microBatch, samples int, spans []partition.Span, ids []int32) // called with each batch, unless nil
+	seen func(b *microBatch, samples []int64, spans []partition.Span, ids []int32) // called with each batch, unless nil
 }
 
 // A laid is a sample with its layout over the ranks.
@@ -191,7 +191,7 @@ func (f *feed) batch(ctx context.Context, samples []int64, trained int) (*microB
 		number(tensor.Data[int32](h.Tokens), samples, spans, f.seqLen)
 	}
 	if f.seen != nil {
-		f.seen(b, min(count, trained), spans, ids)
+		f.seen(b, samples[:min(count, trained)], spans, ids)
 	}
 	if f.packed {
 		f.rope.Fill(h.Cos, h.Sin, positions, f.lengths(docs, spans, 1))

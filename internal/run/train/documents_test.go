@@ -143,10 +143,10 @@ func TestPrefixesOfConversationsAreVerified(t *testing.T) {
 	dir := t.TempDir()
 	v, err := train.Verify(context.Background(), cfg, dev, world[0], train.Options{RunDir: dir, Room: mem.Room()},
 		train.Probing{Whole: 24, Leak: true})
-	if err != nil || len(v.Samples) != 2 || v.Blank || !(v.Loss > 0) || len(v.Probes) != 2 {
+	if err != nil || len(v.Samples) != 4 || v.Steps[0].Blank || !(v.Steps[1].Loss > 0) || len(v.Probes) != 2 {
 		t.Fatalf("%+v, %v", v, err)
 	}
-	f, err := safetensors.Open(train.VerifiedFile(dir, 0))
+	f, err := safetensors.Open(train.VerifiedFile(dir, 0, 1))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,8 +5,6 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
-	"io"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -21,17 +19,17 @@ import (
 
 // Probing selects the checks of Verify.
 type Probing struct {
-	Whole int  // tokens of a sample; the config's seq_len may be a prefix of it
-	Leak  bool // change tokens, and compare logits
+	Whole  int  // tokens of a sample; the config's seq_len may be a prefix of it
+	Leak   bool // change tokens, and compare logits
+	Angles bool // record rotated keys; needs whole sequences on this rank
 }
 
 // Verified is the result of one side of a verification. The files of the ranks, by VerifiedFile, have the rest.
 type Verified struct {
-	Samples []int64     `json:"samples"` // of the batch, in order
+	Samples []int64     `json:"samples"` // of the batches of all steps, in the order of the data
 	All     int64       `json:"all"`     // samples of an epoch
-	Tokens  int         `json:"tokens"`  // of the batch, without cuts to a prefix
-	Blank   bool        `json:"blank"`   // the batch has no targets
-	Loss    Float       `json:"loss"`
+	Tokens  int         `json:"tokens"`  // of the first batch, without cuts to a prefix
+	Steps   []Stepped   `json:"steps"`
 	Probes  []Probed    `json:"probes"`
 	Noisy   bool        `json:"noisy"` // equal forward passes differ, so nothing was probed
 	Kernels []KernelUse `json:"kernels"`
@@ -52,47 +50,39 @@ type KernelUse struct {
 	Kernel  string `json:"kernel"`
 }
 
-// BatchTensor names the tensor with the tokens of the batch in a VerifiedFile: a row of int32 for each token, with
-// VerifiedRow columns. GradientPart names the others.
-const BatchTensor = "batch"
-
-// VerifiedRow counts the columns of BatchTensor: sample of the batch, position in the sample, id, target, position in
-// the document, number of the document.
-const VerifiedRow = 6
-
-// VerifiedFile returns the path of a rank's results.
-func VerifiedFile(dir string, rank int) string {
-	return filepath.Join(dir, fmt.Sprintf("rank-%04d.safetensors", rank))
-}
-
-// GradientPart names the elements of a parameter's gradient from lo, given the parameter's number.
-func GradientPart(parameter int, lo int64) string {
-	return fmt.Sprintf("gradient/%d/%d", parameter, lo)
-}
-
-// Verify runs the first step of a config with a learning rate of 0. Every rank writes its part of the batch and of the
-// gradients to its file in o.RunDir. With p.Leak, Verify first changes some tokens of the first sample, one at a time,
-// and finds the logits that differ. Every rank gets the result.
+// Verify runs the first two steps of a config, with the hyperparameters of Hyper. Every rank writes its part of the
+// batches, gradients and parameters to its files in o.RunDir. With p.Leak, Verify first changes some tokens of the
+// first sample, one at a time, and finds the logits that differ. Every rank gets the result.
 func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options,
 	p Probing) (v Verified, err error) {
 	defer device.Caught(&err)
 	o.report(Report{Kind: Phase, Text: "setup"})
 	o.Whole = p.Whole
-	t, err := newTrainer(ctx, cfg, dev, world, &o)
+	stepped := *cfg
+	stepped.Optimizer = Hyper(cfg)
+	stepped.Train.Samples = 0 // two whole steps, also of fewer samples
+	t, err := newTrainer(ctx, &stepped, dev, world, &o)
 	if err != nil {
 		return v, err
 	}
-	for i := range t.batch() {
+	batch := cfg.Train.GlobalBatchSize
+	for i := range batch {
 		v.Tokens += total(t.train.loader.Docs(t.train.loader.Index(int64(i))))
 	}
+	for i := range VerifiedSteps * batch {
+		v.Samples = append(v.Samples, t.train.loader.Index(int64(i)))
+	}
 	if p.Whole > cfg.Data.SeqLen {
-		if err := t.shorten(); err != nil {
+		if err := t.shorten(v.Samples); err != nil {
 			return v, err
 		}
 	}
 	v.All, t.att.kernels = t.train.loader.Samples(), map[int][]string{}
-	for i := range t.batch() {
-		v.Samples = append(v.Samples, t.train.loader.Index(int64(i)))
+	var first []safetensors.Entry
+	if p.Angles {
+		if first, err = t.rotated(ctx, v.Samples[0]); err != nil {
+			return v, err
+		}
 	}
 	if p.Leak {
 		o.report(Report{Kind: Phase, Text: "leak probes"})
@@ -100,24 +90,19 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 			return v, fmt.Errorf("leak probe: %w", err)
 		}
 	}
-	o.report(Report{Kind: Phase, Text: "step"})
-	rows, scale, err := t.firstStep(ctx, &v)
-	if err != nil {
+	o.report(Report{Kind: Phase, Text: "steps"})
+	if err := t.verifySteps(ctx, o.RunDir, first, &v); err != nil {
 		return v, err
 	}
 	v.Kernels = t.kernels()
-	if err := t.writeVerified(ctx, o.RunDir, rows, scale); err != nil {
-		return v, err
-	}
 	return v, t.clock.Close()
 }
 
-// shorten makes the samples prefixes of those of Options.Whole tokens.
-func (t *Trainer) shorten() (err error) {
+// shorten makes listed samples prefixes of those of Options.Whole tokens.
+func (t *Trainer) shorten(list []int64) (err error) {
 	l := t.train.loader
 	p := prefix{samples: l, n: t.cfg.Data.SeqLen, valid: map[int64]int{}}
-	for i := range t.batch() {
-		s := l.Index(int64(i))
+	for _, s := range list {
 		if p.valid[s], err = p.count(s); err != nil {
 			return err
 		}
@@ -126,7 +111,7 @@ func (t *Trainer) shorten() (err error) {
 	return nil
 }
 
-// A prefix is the first n tokens of each sample of the first batch.
+// A prefix is the first n tokens of some samples.
 type prefix struct {
 	samples
 	n     int
@@ -288,7 +273,7 @@ func (t *Trainer) hashRows(ctx context.Context, h *rowHashes, sample int64) (sum
 
 // read waits for logits, and returns the bytes of each row.
 func (h *rowHashes) read(ctx context.Context, dev *Device, logits View) (rows [][]byte, err error) {
-	if h.host.IsZero() || h.host.Size() < logits.Size() {
+	if h.host.IsZero() || h.host.Size() < logits.Size() || h.host.DType() != logits.DType() {
 		if !h.host.IsZero() {
 			dev.FreeHostVector(h.host)
 		}
@@ -324,96 +309,3 @@ func (t *Trainer) differing(ctx context.Context, of *microBatch, a, b []uint64) 
 	}
 	return ranges, err
 }
-
-// firstStep runs the first step until its gradients do not overflow in float16. It returns the rank's rows of
-// BatchTensor and the loss scale of the gradients.
-func (t *Trainer) firstStep(ctx context.Context, v *Verified) (rows []int32, scale float64, err error) {
-	t.schedule = func(int) float64 { return 0 }
-	size := t.cfg.Train.MicroBatchSize
-	for {
-		rows = rows[:0]
-		k := 0 // samples of this rank so far
-		t.train.seen = func(b *microBatch, samples int, spans []partition.Span, ids []int32) {
-			at := partition.Positions(spans)
-			for i := range samples {
-				n := (k/size*t.mesh.dataSize+t.mesh.dataRank)*size + k%size
-				rows, k = appendRows(rows, n, b, at, ids, i*len(at)), k+1
-			}
-		}
-		f, err := t.begin(ctx, false, false)
-		if err != nil {
-			return nil, 0, err
-		}
-		res, err := t.finish(ctx, f)
-		if err != nil {
-			return nil, 0, err
-		}
-		if v.Loss, v.Blank = Float(res.Loss), res.Blank > 0; !res.Skipped || f.scale <= leastScale {
-			return rows, cmp.Or(f.scale, 1), t.flush(ctx)
-		}
-		t.consumed = 0
-	}
-}
-
-// appendRows appends the rows of sample n of the batch. Its tokens follow index first of ids.
-func appendRows(rows []int32, n int, b *microBatch, at []int, ids []int32, first int) []int32 {
-	end, doc, ends := 0, 0, []int(nil)
-	for _, length := range b.docs {
-		end += length
-		ends = append(ends, end)
-	}
-	for row, position := range at {
-		if position >= b.tokens { // after the documents
-			continue
-		}
-		if len(ends) > 0 {
-			doc, _ = slices.BinarySearch(ends, position+1)
-		}
-		j := first + row
-		rows = append(rows, int32(n), int32(position), ids[j], b.targets[j], int32(b.positions[j]), int32(doc))
-	}
-	return rows
-}
-
-// writeVerified writes this rank's file. It divides gradients by the loss scale.
-func (t *Trainer) writeVerified(ctx context.Context, dir string, rows []int32, scale float64) error {
-	batch := tensor.FromSlice(rows, len(rows))
-	entries := []safetensors.Entry{{Name: BatchTensor, DType: safetensors.I32,
-		Shape: []int{len(rows) / VerifiedRow, VerifiedRow},
-		Data:  func(w io.Writer) error { _, err := w.Write(tensor.Bytes(batch)); return err }}}
-	s := t.share.State
-	down, err := newStage(t.dev, int(s.Flat.Size()), false)
-	if err != nil {
-		return err
-	}
-	for i, p := range s.Flat.Params {
-		bucket := s.Flat.Of(i)
-		share := s.Share(bucket)
-		lo, hi := max(share.Lo, p.Offset), min(share.Hi, p.Offset+int64(p.Size()))
-		if lo >= hi {
-			continue
-		}
-		own := state.Part(s.Own(s.Grads, bucket), int(lo-share.Lo), int(hi-share.Lo))
-		name, shape := GradientPart(i, lo-p.Offset), []int{own.Size()}
-		entries = append(entries, safetensors.Entry{Name: name, DType: safetensors.F32, Shape: shape,
-			Data: func(w io.Writer) error {
-				for lo := 0; lo < own.Size(); lo += verifyPiece {
-					piece := make([]float32, min(verifyPiece, own.Size()-lo))
-					if err := down.read(ctx, piece, state.Part(own, lo, lo+len(piece))); err != nil {
-						return err
-					}
-					for i := range piece {
-						piece[i] /= float32(scale)
-					}
-					if err := safetensors.Floats(name, safetensors.F32, shape, piece).Data(w); err != nil {
-						return err
-					}
-				}
-				return nil
-			}})
-	}
-	return safetensors.WriteFile(VerifiedFile(dir, t.mesh.world.Rank()), nil, entries)
-}
-
-// verifyPiece is the number of elements of a gradient in memory at once.
-const verifyPiece = 4 << 20

@@ -114,7 +114,8 @@ func (p *process) eval(ctx context.Context, s *session) error {
 func (p *process) verify(ctx context.Context, s *session) error {
 	o := s.options
 	o.RunDir = s.RunDir
-	v, err := train.Verify(ctx, s.cfg, s.dev, s.world, o, train.Probing{Whole: s.Whole, Leak: s.Leak})
+	v, err := train.Verify(ctx, s.cfg, s.dev, s.world, o, train.Probing{Whole: s.Whole, Leak: s.Leak,
+		Angles: p.WorldSize == 1})
 	if err == nil && p.Rank == 0 {
 		err = p.SendData(job.EventReport, 0, v)
 	}
