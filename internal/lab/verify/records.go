@@ -4,10 +4,9 @@ import (
 	"bufio"
 	"compress/gzip"
 	"encoding/binary"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,12 +14,13 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/model/chat"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/data"
 )
 
-// This file reads the records of a config a second time. It shares the list of files, the tokenizer and the decoders of
-// columns with package data, but neither its parser of records, nor its cuts into documents and samples.
+// This file reads the records of a config a second time. It shares the list of files and the tokenizer with package
+// data, but neither its parsers of files and records, nor its cuts into documents and samples.
 
 // A Row is a token of a sample: its id, target (-1: none), position and document.
 type Row struct{ ID, Target, Position, Document int32 }
@@ -122,15 +122,28 @@ func (r *reader) source(globs []string, samples []int64, first int64) (int64, er
 }
 
 func (r *reader) file(path string) error {
-	name := strings.TrimSuffix(strings.TrimSuffix(path, ".gz"), ".zst")
-	switch filepath.Ext(name) {
-	case ".bin":
+	kind, err := kindOf(path)
+	if err != nil {
+		return err
+	}
+	switch n := 0; kind {
+	case "tokens":
 		return r.tokens(path)
-	case ".jsonl", ".parquet", ".arrow":
-		if filepath.Ext(name) != ".jsonl" {
-			return r.each(data.Rows(path))
+	case "json", "parquet", "arrow":
+		record := func(o *chat.Dict) error {
+			n++
+			if err := r.record(o); err != nil {
+				return fmt.Errorf("record %d: %w", n, err)
+			}
+			return nil
 		}
-		return r.lines(path)
+		if kind == "parquet" {
+			return parquetRows(path, record)
+		} else if kind == "arrow" {
+			return arrowRows(path, record)
+		}
+		_, err := unpacked(path, func(in io.Reader) (struct{}, error) { return struct{}{}, objects(in, record) })
+		return err
 	}
 	text, err := unpacked(path, io.ReadAll)
 	if err != nil || len(text) == 0 {
@@ -207,7 +220,7 @@ func unpacked[T any](path string, read func(io.Reader) (T, error)) (t T, err err
 		return t, err
 	}
 	defer f.Close()
-	switch filepath.Ext(path) {
+	switch strings.ToLower(filepath.Ext(path)) {
 	case ".gz":
 		z, err := gzip.NewReader(f)
 		if err != nil {
@@ -223,53 +236,6 @@ func unpacked[T any](path string, read func(io.Reader) (T, error)) (t T, err err
 		return read(z)
 	}
 	return read(f)
-}
-
-func (r *reader) lines(path string) error {
-	_, err := unpacked(path, func(in io.Reader) (struct{}, error) {
-		b := bufio.NewReader(in)
-		return struct{}{}, r.each(func(yield func([]byte, error) bool) {
-			for {
-				line, err := b.ReadBytes('\n')
-				if len(line) > 0 && !yield(line, nil) || err == io.EOF {
-					return
-				}
-				if err != nil {
-					yield(nil, err)
-					return
-				}
-			}
-		})
-	})
-	return err
-}
-
-func (r *reader) each(lines iter.Seq2[[]byte, error]) error {
-	n := 0
-	for line, err := range lines {
-		n++
-		if err == nil && len(strings.TrimSpace(string(line))) > 0 {
-			err = r.record(line)
-		}
-		if err != nil {
-			return fmt.Errorf("record %d: %w", n, err)
-		}
-	}
-	return nil
-}
-
-// A tokenRecord is a record of ids. Absent keys are nil.
-type tokenRecord struct {
-	IDs        []int32 `json:"input_ids"`
-	Labels     []int32 `json:"labels"`
-	Completion []int32 `json:"completion_mask"`
-	Loss       []int32 `json:"loss_mask"`
-	Assistant  []int32 `json:"assistant_masks"`
-	Attention  []int32 `json:"attention_mask"`
-	Text       *string `json:"text"`
-	// Prompt and Answer are texts or messages.
-	Prompt json.RawMessage `json:"prompt"`
-	Answer json.RawMessage `json:"completion"`
 }
 
 // completion adds a prompt and completion of text.
@@ -303,40 +269,120 @@ func answer(ids, prompt []int32) []int32 {
 	return labels
 }
 
-// record adds a record of text or of ids.
-func (r *reader) record(line []byte) error {
-	var t tokenRecord
-	if err := json.Unmarshal(line, &t); err != nil {
-		return err
-	}
-	switch {
-	case t.Text != nil:
-		return r.document(*t.Text)
-	case t.IDs == nil:
-		var prompt, answer string
-		if r.cfg.Data.Format != data.FormatMessages && json.Unmarshal(t.Prompt, &prompt) == nil &&
-			json.Unmarshal(t.Answer, &answer) == nil {
-			return r.completion(prompt, answer)
-		}
-		return r.messages(line)
-	}
-	n := len(t.IDs)
-	if zero := slices.Index(t.Attention, 0); zero >= 0 { // padding
-		n = zero
-	}
-	labels := slices.Clone(t.Labels)
-	if labels == nil {
-		labels = slices.Clone(t.IDs)
-	}
-	for i := range n {
-		for _, mask := range [][]int32{t.Completion, t.Loss, t.Assistant} {
-			if mask != nil && mask[i] == 0 {
-				labels[i] = ignored
+// record adds a record: of text, of ids, of a prompt and completion, or of messages.
+func (r *reader) record(o *chat.Dict) error {
+	format := r.cfg.Data.Format
+	if format == "" || format == "auto" {
+		for _, f := range [][2]string{{"completion", "completion"}, {"conversations", "messages"}, {"messages", "messages"},
+			{"input_ids", "tokens"}, {"text", "text"}} { // the last one that the record has
+			if o.Data[f[0]] != nil {
+				format = f[1]
 			}
 		}
 	}
-	r.add(t.IDs[:n], labels[:n], func(i int) bool { return i == 0 })
+	switch format {
+	case "text":
+		text, _ := o.Data["text"].(string)
+		return r.document(text)
+	case "tokens":
+		return r.ids(o)
+	case "completion":
+		prompt, isText := o.Data["prompt"].(string)
+		if completion, both := o.Data["completion"].(string); isText && both {
+			return r.completion(prompt, completion)
+		}
+	}
+	return r.messages(o, format)
+}
+
+// ids adds a record of ids, cut into the pieces of another packer.
+func (r *reader) ids(o *chat.Dict) error {
+	list, err := integers(o, "input_ids")
+	if err != nil {
+		return err
+	}
+	n := len(list)
+	padding, err := integers(o, "attention_mask")
+	if zero := slices.Index(padding, 0); zero >= 0 {
+		n = zero
+	}
+	labels := slices.Clone(list)
+	if own, bad := integers(o, "labels"); own != nil || bad != nil {
+		labels, err = own, errors.Join(err, bad)
+	}
+	for _, key := range []string{"completion_mask", "loss_mask", "assistant_masks"} {
+		mask, bad := integers(o, key)
+		for i := range mask {
+			if mask[i] == 0 && i < len(labels) {
+				labels[i] = ignored
+			}
+		}
+		err = errors.Join(err, bad)
+	}
+	starts, bad := pieces(o)
+	if err = errors.Join(err, bad); err != nil || len(labels) < n {
+		return errors.Join(err, io.ErrUnexpectedEOF)
+	}
+	r.add(list[:n], labels[:n], func(i int) bool { return i == 0 || contains(starts, i) })
 	return nil
+}
+
+func contains(sorted []int, x int) bool {
+	_, found := slices.BinarySearch(sorted, x)
+	return found
+}
+
+// pieces returns the places in a record of ids where documents begin.
+func pieces(o *chat.Dict) (starts []int, err error) {
+	read := func(key string) []int32 {
+		list, bad := integers(o, key)
+		err = errors.Join(err, bad)
+		return list
+	}
+	at := 0
+	for _, n := range read("seq_lengths") {
+		starts, at = append(starts, at), at+int(n)
+	}
+	for _, end := range read("cu_seqlens") {
+		starts = append(starts, int(end))
+	}
+	for _, key := range []string{"document_ids", "segment_ids"} {
+		list := read(key)
+		for i := range list {
+			if i > 0 && list[i] != list[i-1] {
+				starts = append(starts, i)
+			}
+		}
+	}
+	for i, position := range read("position_ids") {
+		if position == 0 {
+			starts = append(starts, i)
+		}
+	}
+	slices.Sort(starts)
+	return slices.Compact(starts), err
+}
+
+// integers returns a list of integers; nil if the key is absent.
+func integers(o *chat.Dict, key string) (list []int32, err error) {
+	v, ok := o.Data[key].([]chat.Value)
+	if !ok && o.Data[key] != nil {
+		return nil, fmt.Errorf("%q is no list", key)
+	}
+	for _, x := range v {
+		n, ok := x.(int)
+		if yes, isBool := x.(bool); isBool {
+			ok = true
+			if yes {
+				n = 1
+			}
+		}
+		if !ok {
+			return nil, fmt.Errorf("%q has an entry that is no integer", key)
+		}
+		list = append(list, int32(n))
+	}
+	return list, nil
 }
 
 // chunkTokens is the number of tokens of a token file in memory at once.

@@ -1,0 +1,417 @@
+package verify
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/parquet-go/parquet-go"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/model/chat"
+)
+
+// This file reads the records of a file as values of package chat, in the order of the file. It shares no code with
+// package data: the columns come from the libraries' own readers.
+
+// kindOf returns the kind of a file: text, tokens, json, parquet or arrow. A known extension decides, else the content.
+func kindOf(path string) (string, error) {
+	ext := strings.ToLower(filepath.Ext(plainName(path)))
+	for kind, list := range map[string]string{"tokens": ".bin", "text": ".txt", "parquet": ".parquet", "arrow": ".arrow",
+		"json": ".jsonl .ndjson .jsonlines .json"} {
+		if slices.Contains(strings.Fields(list), ext) {
+			return kind, nil
+		}
+	}
+	return unpacked(path, func(r io.Reader) (string, error) {
+		b := bufio.NewReaderSize(r, 1<<20)
+		head, _ := b.Peek(4)
+		switch string(head) {
+		case "PAR1":
+			return "parquet", nil
+		case "\xff\xff\xff\xff":
+			return "arrow", nil
+		}
+		found := errors.New("an object")
+		if err := objects(b, func(*chat.Dict) error { return found }); err == found {
+			return "json", nil
+		}
+		return "text", nil
+	})
+}
+
+// plainName returns a name without .gz or .zst.
+func plainName(path string) string {
+	if ext := strings.ToLower(filepath.Ext(path)); ext == ".gz" || ext == ".zst" {
+		return path[:len(path)-len(ext)]
+	}
+	return path
+}
+
+// objects calls f with each object of JSON: one after the other, in a list, or in the only list of an outer object
+// without keys of a record.
+func objects(r io.Reader, f func(*chat.Dict) error) error {
+	b := bufio.NewReader(r)
+	if head, _ := b.Peek(3); string(head) == "\ufeff" {
+		b.Discard(3)
+	}
+	d := json.NewDecoder(&lenient{in: b})
+	d.UseNumber()
+	for n := 0; ; n++ {
+		v, err := decode(d)
+		if err == io.EOF {
+			return nil
+		}
+		list, ok := v.([]chat.Value)
+		if o, only := v.(*chat.Dict); only && n == 0 && len(o.Keys) == 1 && !slices.Contains(recordKeys, o.Keys[0]) {
+			list, ok = o.Data[o.Keys[0]].([]chat.Value)
+		}
+		if !ok {
+			list = []chat.Value{v}
+		}
+		for _, v := range list {
+			o, ok := v.(*chat.Dict)
+			if err == nil && !ok {
+				err = errors.New("a value that is no object")
+			}
+			if err == nil {
+				err = f(o)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// recordKeys lists the keys that records have alone.
+var recordKeys = []string{"text", "input_ids", "messages", "conversations"}
+
+// decode reads a value. A number too large for package chat stays text; no key in use has one.
+func decode(d *json.Decoder) (chat.Value, error) {
+	t, err := d.Token()
+	if err != nil {
+		return nil, err
+	}
+	inside := func(add func(v chat.Value) error) error {
+		for d.More() {
+			v, err := decode(d)
+			if err == nil {
+				err = add(v)
+			}
+			if err != nil {
+				return errors.Join(err, io.ErrUnexpectedEOF) // never the end of the file
+			}
+		}
+		_, err := d.Token()
+		return err
+	}
+	switch t := t.(type) {
+	case json.Number:
+		if v, err := chat.Decode([]byte(t)); err == nil {
+			return v, nil
+		}
+		return t.String(), nil
+	case json.Delim:
+		if t == '[' {
+			list := []chat.Value{}
+			err := inside(func(v chat.Value) error { list = append(list, v); return nil })
+			return list, err
+		}
+		o, key := chat.NewDict(), ""
+		isKey := true
+		err := inside(func(v chat.Value) error {
+			if isKey {
+				key, _ = v.(string)
+			} else {
+				o.Set(key, v)
+			}
+			isKey = !isKey
+			return nil
+		})
+		return o, err
+	}
+	return t, nil
+}
+
+// A lenient replaces the NaN and infinities of Python's JSON by null.
+type lenient struct {
+	in              *bufio.Reader
+	quoted, escaped bool
+	out             []byte
+}
+
+// Read reads at most one line, or part of a long one.
+func (l *lenient) Read(p []byte) (int, error) {
+	if len(l.out) == 0 {
+		line, err := l.in.ReadSlice('\n')
+		if len(line) == 0 {
+			return 0, err
+		}
+		l.out = l.replaced(line)
+	}
+	n := copy(p, l.out)
+	l.out = l.out[n:]
+	return n, nil
+}
+
+func (l *lenient) replaced(line []byte) (out []byte) {
+	for i := 0; i < len(line); i++ {
+		c := line[i]
+		switch {
+		case l.escaped:
+			l.escaped = false
+		case l.quoted && c == '\\':
+			l.escaped = true
+		case c == '"':
+			l.quoted = !l.quoted
+		case !l.quoted && (c == 'N' || c == 'I' || c == '-'):
+			for _, word := range []string{"NaN", "Infinity", "-Infinity"} {
+				if bytes.HasPrefix(line[i:], []byte(word)) {
+					out, i, c = append(out, "nul"...), i+len(word)-1, 'l'
+					break
+				}
+			}
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// arrowRows calls f with each row of a stream of Arrow.
+func arrowRows(path string, f func(*chat.Dict) error) error {
+	in, err := files.Open(path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	r, err := ipc.NewReader(in)
+	if err != nil {
+		return err
+	}
+	defer r.Release()
+	for r.Next() {
+		batch := r.RecordBatch()
+		for i := range int(batch.NumRows()) {
+			o := chat.NewDict()
+			for k, column := range batch.Columns() {
+				if err := setArrow(o, batch.Schema().Field(k), column, i); err != nil {
+					return err
+				}
+			}
+			if err := f(o); err != nil {
+				return err
+			}
+		}
+	}
+	return r.Err()
+}
+
+// setArrow sets a key to a value, unless it is null: every row has every key.
+func setArrow(o *chat.Dict, field arrow.Field, a arrow.Array, i int) error {
+	v, err := arrowValue(field, a, i)
+	if err == nil && v != nil {
+		o.Set(field.Name, v)
+	}
+	return err
+}
+
+func arrowValue(field arrow.Field, a arrow.Array, i int) (v chat.Value, err error) {
+	if a.IsNull(i) || a.DataType().ID() == arrow.NULL {
+		return nil, nil
+	}
+	if x, ok := a.(array.ExtensionArray); ok {
+		is := x.ExtensionType().ExtensionName() == jsonType
+		return arrowValue(arrow.Field{Metadata: arrow.NewMetadata([]string{nameKey},
+			[]string{map[bool]string{true: jsonType}[is]})}, x.Storage(), i)
+	}
+	switch a := a.(type) {
+	case *array.Dictionary:
+		return arrowValue(field, a.Dictionary(), a.GetValueIndex(i))
+	case *array.Struct:
+		o := chat.NewDict()
+		for k, f := range a.DataType().(*arrow.StructType).Fields() {
+			if err := setArrow(o, f, a.Field(k), i); err != nil {
+				return nil, err
+			}
+		}
+		return o, nil
+	case array.ListLike:
+		list := []chat.Value{}
+		elem := a.DataType().(arrow.ListLikeType).ElemField()
+		for lo, hi := a.ValueOffsets(i); lo < hi && err == nil; lo++ {
+			v, err = arrowValue(elem, a.ListValues(), int(lo))
+			list = append(list, v)
+		}
+		return list, err
+	}
+	if name, _ := field.Metadata.GetValue(nameKey); name == jsonType {
+		return jsonValue(a.ValueStr(i))
+	}
+	switch a.DataType().ID() {
+	case arrow.STRING, arrow.LARGE_STRING, arrow.STRING_VIEW:
+		return a.ValueStr(i), nil
+	case arrow.BOOL:
+		return a.ValueStr(i) == "true", nil
+	case arrow.FLOAT32, arrow.FLOAT64:
+		return strconv.ParseFloat(a.ValueStr(i), 64)
+	}
+	if arrow.IsInteger(a.DataType().ID()) {
+		return strconv.Atoi(a.ValueStr(i))
+	}
+	return true, nil // no record has it
+}
+
+// The key of a field's extension type, and the type whose text is JSON.
+const (
+	nameKey  = "ARROW:extension:name"
+	jsonType = "arrow.json"
+)
+
+func jsonValue(text string) (chat.Value, error) {
+	d := json.NewDecoder(strings.NewReader(text))
+	d.UseNumber()
+	return decode(d)
+}
+
+// parquetRows calls f with each row of a file of Parquet.
+func parquetRows(path string, f func(*chat.Dict) error) error {
+	in, err := files.Open(path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	st, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	file, err := parquet.OpenFile(in, st.Size())
+	if err != nil {
+		return err
+	}
+	schema := parquet.NewSchema("", raw{file.Schema()})
+	for _, group := range file.RowGroups() {
+		if group.NumRows() == 0 {
+			continue
+		}
+		rows, buf := group.Rows(), make([]parquet.Row, 16)
+		for n, end := 0, error(nil); end == nil; {
+			if n, end = rows.ReadRows(buf); end != nil && end != io.EOF {
+				return errors.Join(end, rows.Close())
+			}
+			for _, row := range buf[:n] {
+				var v any
+				err := schema.Reconstruct(&v, row)
+				if err == nil {
+					v, err = parquetValue(v, file.Schema())
+				}
+				o, ok := v.(*chat.Dict)
+				if err == nil && !ok {
+					err = fmt.Errorf("a row of type %T", v)
+				}
+				if err == nil {
+					err = f(o)
+				}
+				if err != nil {
+					return errors.Join(err, rows.Close())
+				}
+			}
+		}
+		if err := rows.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A raw is a node of a schema whose JSON is text, since the library's own values of JSON forget the order of keys.
+type raw struct{ parquet.Node }
+
+// Fields returns the fields likewise.
+func (r raw) Fields() (list []parquet.Field) {
+	for _, f := range r.Node.Fields() {
+		list = append(list, rawField{f, raw{f}})
+	}
+	return list
+}
+
+// Type returns text in place of JSON.
+func (r raw) Type() parquet.Type {
+	if r.Leaf() && r.Node.Type().String() == "JSON" {
+		return parquet.String().Type()
+	}
+	return r.Node.Type()
+}
+
+type rawField struct {
+	parquet.Field
+	raw raw
+}
+
+// Fields returns those of raw.
+func (f rawField) Fields() []parquet.Field { return f.raw.Fields() }
+
+// Type returns that of raw.
+func (f rawField) Type() parquet.Type { return f.raw.Type() }
+
+// parquetValue gives a value of the library the order and the types of the schema.
+func parquetValue(v any, node parquet.Node) (chat.Value, error) {
+	switch v := v.(type) {
+	case []any:
+		list := []chat.Value{}
+		for _, x := range v {
+			y, err := parquetValue(x, element(node))
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, y)
+		}
+		return list, nil
+	case map[string]any:
+		o := chat.NewDict()
+		for _, field := range node.Fields() {
+			x, err := parquetValue(v[field.Name()], field)
+			if err != nil {
+				return nil, err
+			}
+			if x != nil {
+				o.Set(field.Name(), x)
+			}
+		}
+		return o, nil
+	case []byte:
+		return parquetValue(string(v), node)
+	case string:
+		if node.Leaf() && node.Type().String() == "JSON" {
+			return jsonValue(v)
+		}
+		return v, nil
+	case int32:
+		return int(v), nil
+	case int64:
+		return int(v), nil
+	case float32:
+		return float64(v), nil
+	}
+	return v, nil
+}
+
+// element returns the node of a list's elements: below the group of a LIST, or the repeated node itself.
+func element(node parquet.Node) parquet.Node {
+	for !node.Leaf() && !node.Repeated() && len(node.Fields()) == 1 && node.Fields()[0].Repeated() {
+		if node = node.Fields()[0]; !node.Leaf() && len(node.Fields()) == 1 {
+			return node.Fields()[0]
+		}
+	}
+	return node
+}
