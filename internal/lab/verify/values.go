@@ -5,9 +5,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,10 +67,10 @@ func objects(r io.Reader, f func(*chat.Dict) error) error {
 	}
 	d := json.NewDecoder(&lenient{in: b})
 	d.UseNumber()
-	for n := 0; ; n++ {
+	for n := 0; d.More(); n++ {
 		v, err := decode(d)
-		if err == io.EOF {
-			return nil
+		if err != nil {
+			return err
 		}
 		list, ok := v.([]chat.Value)
 		if o, only := v.(*chat.Dict); only && n == 0 && len(o.Keys) == 1 && !slices.Contains(recordKeys, o.Keys[0]) {
@@ -81,111 +81,94 @@ func objects(r io.Reader, f func(*chat.Dict) error) error {
 		}
 		for _, v := range list {
 			o, ok := v.(*chat.Dict)
-			if err == nil && !ok {
-				err = errors.New("a value that is no object")
+			if !ok {
+				return errors.New("a value that is no object")
 			}
-			if err == nil {
-				err = f(o)
-			}
-			if err != nil {
+			if err := f(o); err != nil {
 				return err
 			}
 		}
 	}
+	if _, err := d.Token(); err != io.EOF {
+		return err
+	}
+	return nil
 }
 
 // recordKeys lists the keys that records have alone.
 var recordKeys = []string{"text", "input_ids", "messages", "conversations"}
 
 // decode reads a value. A number too large for package chat stays text; no key in use has one.
-func decode(d *json.Decoder) (chat.Value, error) {
+func decode(d *json.Decoder) (v chat.Value, err error) {
 	t, err := d.Token()
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	inside := func(add func(v chat.Value) error) error {
+	case t == json.Delim('['):
+		list := []chat.Value{}
 		for d.More() {
-			v, err := decode(d)
-			if err == nil {
-				err = add(v)
+			if v, err = decode(d); err != nil {
+				return nil, err
 			}
+			list = append(list, v)
+		}
+		_, err = d.Token()
+		return list, err
+	case t == json.Delim('{'):
+		o := chat.NewDict()
+		for d.More() {
+			key, err := d.Token()
 			if err != nil {
-				return errors.Join(err, io.ErrUnexpectedEOF) // never the end of the file
+				return nil, err
 			}
-		}
-		_, err := d.Token()
-		return err
-	}
-	switch t := t.(type) {
-	case json.Number:
-		if v, err := chat.Decode([]byte(t)); err == nil {
-			return v, nil
-		}
-		return t.String(), nil
-	case json.Delim:
-		if t == '[' {
-			list := []chat.Value{}
-			err := inside(func(v chat.Value) error { list = append(list, v); return nil })
-			return list, err
-		}
-		o, key := chat.NewDict(), ""
-		isKey := true
-		err := inside(func(v chat.Value) error {
-			if isKey {
-				key, _ = v.(string)
-			} else {
-				o.Set(key, v)
+			if v, err = decode(d); err != nil {
+				return nil, err
 			}
-			isKey = !isKey
-			return nil
-		})
+			o.Set(key.(string), v)
+		}
+		_, err = d.Token()
 		return o, err
+	}
+	if number, ok := t.(json.Number); ok {
+		if n, err := strconv.Atoi(string(number)); err == nil {
+			return n, nil
+		}
+		if v, err = chat.Decode([]byte(number)); err != nil {
+			return string(number), nil
+		}
+		return v, nil
 	}
 	return t, nil
 }
 
-// A lenient replaces the NaN and infinities of Python's JSON by null.
+// A lenient replaces the NaN and infinities of Python's JSON by null, line by line: no string goes over two.
 type lenient struct {
-	in              *bufio.Reader
-	quoted, escaped bool
-	out             []byte
+	in  *bufio.Reader
+	out []byte
 }
 
-// Read reads at most one line, or part of a long one.
+// notNumbers matches them, and strings, which may contain them.
+var notNumbers = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|NaN|-?Infinity`)
+
+// Read reads at most one line.
 func (l *lenient) Read(p []byte) (int, error) {
 	if len(l.out) == 0 {
-		line, err := l.in.ReadSlice('\n')
-		if len(line) == 0 {
+		line, err := l.in.ReadBytes('\n')
+		if l.out = line; len(line) == 0 {
 			return 0, err
 		}
-		l.out = l.replaced(line)
+		if bytes.Contains(line, []byte("NaN")) || bytes.Contains(line, []byte("Infinity")) {
+			l.out = notNumbers.ReplaceAllFunc(line, func(word []byte) []byte {
+				if word[0] == '"' {
+					return word
+				}
+				return []byte("null")
+			})
+		}
 	}
 	n := copy(p, l.out)
 	l.out = l.out[n:]
 	return n, nil
-}
-
-func (l *lenient) replaced(line []byte) (out []byte) {
-	for i := 0; i < len(line); i++ {
-		c := line[i]
-		switch {
-		case l.escaped:
-			l.escaped = false
-		case l.quoted && c == '\\':
-			l.escaped = true
-		case c == '"':
-			l.quoted = !l.quoted
-		case !l.quoted && (c == 'N' || c == 'I' || c == '-'):
-			for _, word := range []string{"NaN", "Infinity", "-Infinity"} {
-				if bytes.HasPrefix(line[i:], []byte(word)) {
-					out, i, c = append(out, "nul"...), i+len(word)-1, 'l'
-					break
-				}
-			}
-		}
-		out = append(out, c)
-	}
-	return out
 }
 
 // arrowRows calls f with each row of a stream of Arrow.
@@ -230,10 +213,9 @@ func arrowValue(field arrow.Field, a arrow.Array, i int) (v chat.Value, err erro
 	if a.IsNull(i) || a.DataType().ID() == arrow.NULL {
 		return nil, nil
 	}
-	if x, ok := a.(array.ExtensionArray); ok {
-		is := x.ExtensionType().ExtensionName() == jsonType
-		return arrowValue(arrow.Field{Metadata: arrow.NewMetadata([]string{nameKey},
-			[]string{map[bool]string{true: jsonType}[is]})}, x.Storage(), i)
+	if x, ok := a.(array.ExtensionArray); ok { // of a type that the library knows
+		field.Metadata = arrow.NewMetadata([]string{nameKey}, []string{x.ExtensionType().ExtensionName()})
+		return arrowValue(field, x.Storage(), i)
 	}
 	switch a := a.(type) {
 	case *array.Dictionary:
@@ -301,37 +283,43 @@ func parquetRows(path string, f func(*chat.Dict) error) error {
 	}
 	schema := parquet.NewSchema("", raw{file.Schema()})
 	for _, group := range file.RowGroups() {
-		if group.NumRows() == 0 {
-			continue
-		}
-		rows, buf := group.Rows(), make([]parquet.Row, 16)
-		for n, end := 0, error(nil); end == nil; {
-			if n, end = rows.ReadRows(buf); end != nil && end != io.EOF {
-				return errors.Join(end, rows.Close())
-			}
-			for _, row := range buf[:n] {
-				var v any
-				err := schema.Reconstruct(&v, row)
-				if err == nil {
-					v, err = parquetValue(v, file.Schema())
-				}
-				o, ok := v.(*chat.Dict)
-				if err == nil && !ok {
-					err = fmt.Errorf("a row of type %T", v)
-				}
-				if err == nil {
-					err = f(o)
-				}
-				if err != nil {
-					return errors.Join(err, rows.Close())
-				}
-			}
-		}
-		if err := rows.Close(); err != nil {
+		if err := groupRows(group, schema, file.Schema(), f); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func groupRows(group parquet.RowGroup, schema *parquet.Schema, types parquet.Node, f func(*chat.Dict) error) error {
+	if group.NumRows() == 0 {
+		return nil
+	}
+	rows, buf := group.Rows(), make([]parquet.Row, 16)
+	defer rows.Close()
+	for {
+		n, end := rows.ReadRows(buf)
+		for _, row := range buf[:n] {
+			var v any
+			if err := schema.Reconstruct(&v, row); err != nil {
+				return err
+			}
+			v, err := parquetValue(v, types)
+			if err != nil {
+				return err
+			}
+			if err := f(v.(*chat.Dict)); err != nil { // a group has a map
+				return err
+			}
+		}
+		switch {
+		case end == io.EOF:
+			return nil
+		case end != nil:
+			return end
+		case n == 0: // it would return this again
+			return io.ErrNoProgress
+		}
+	}
 }
 
 // A raw is a node of a schema whose JSON is text, since the library's own values of JSON forget the order of keys.
