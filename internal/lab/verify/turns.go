@@ -85,7 +85,7 @@ func (r *reader) messages(o *chat.Dict, format string) (err error) {
 	}
 	all := r.cfg.Data.TrainOn == "all"
 	switch {
-	case err != nil || all && len(c.skipped) == 0 || len(r.whole.fitting(rows)) == 0:
+	case err != nil || all && len(c.skipped) == 0 || r.whole != nil && len(r.whole.fitting(rows)) == 0:
 	case prompt >= 0 && !all && len(c.skipped) == 0:
 		var text string
 		if text, _, err = c.render(c.messages[:prompt], true); err == nil {

@@ -27,8 +27,8 @@ import (
 // kindOf returns the kind of a file: text, tokens, json, parquet or arrow. A known extension decides, else the content.
 func kindOf(path string) (string, error) {
 	ext := strings.ToLower(filepath.Ext(plainName(path)))
-	for kind, list := range map[string]string{"tokens": ".bin", "text": ".txt", "parquet": ".parquet", "arrow": ".arrow",
-		"json": ".jsonl .ndjson .jsonlines .json"} {
+	for kind, list := range map[string]string{"tokens": ".bin", "text": ".txt .text .md .rst .tex",
+		"json": ".jsonl .ndjson .jsonlines .json", "parquet": ".parquet", "arrow": ".arrow"} {
 		if slices.Contains(strings.Fields(list), ext) {
 			return kind, nil
 		}

@@ -39,7 +39,7 @@ func TestKindsOfFiles(t *testing.T) {
 		{"a.jsonlines", one, "ab"}, {"a.json", "[" + one + ",\n" + two + "]", "ab|c"}, {"a.json", one, "ab"},
 		{"a.json", `{"data": [` + one + "]}", "ab"}, {"a.json", "{\n \"text\":\n \"ab\"\n}", "ab"},
 		{"a.jsonl", "\ufeff" + one, "ab"}, {"a.data", one + "\n" + two, "ab|c"}, {"noext", "\ufeff[" + one + "]", "ab"},
-		{"a.txt", one, one}, {"a.md", "# ab", "# ab"}, {"a.tex", "{x} y", "{x} y"}, {"a.log", "[1] two", "[1] two"},
+		{"a.txt", one, one}, {"a.md", "# ab", "# ab"}, {"a.c", "{x} y", "{x} y"}, {"a.log", "[1] two", "[1] two"},
 		{"a.jsonl", `{"x": NaN, "text": "a NaN", "y": [-Infinity, Infinity, "\"NaN\\"], "z": 1.5}`, "a NaN"},
 		{"a.jsonl", `{"id": 123456789012345678901234567890, "text": "ab"}`, "ab"},
 	} {
