@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"path/filepath"
 	"regexp"
@@ -98,7 +99,7 @@ func objects(r io.Reader, f func(*chat.Dict) error) error {
 // recordKeys lists the keys that records have alone.
 var recordKeys = []string{"text", "input_ids", "messages", "conversations"}
 
-// decode reads a value. A number too large for package chat stays text; no key in use has one.
+// decode reads a value.
 func decode(d *json.Decoder) (v chat.Value, err error) {
 	t, err := d.Token()
 	switch {
@@ -129,16 +130,22 @@ func decode(d *json.Decoder) (v chat.Value, err error) {
 		_, err = d.Token()
 		return o, err
 	}
-	if number, ok := t.(json.Number); ok {
-		if n, err := strconv.Atoi(string(number)); err == nil {
-			return n, nil
-		}
-		if v, err = chat.Decode([]byte(number)); err != nil {
-			return string(number), nil
-		}
-		return v, nil
+	if n, ok := t.(json.Number); ok {
+		return number(string(n)), nil
 	}
 	return t, nil
+}
+
+// number returns a number; text if it is too large for package chat.
+func number(text string) chat.Value {
+	if n, err := strconv.Atoi(text); err == nil {
+		return n
+	}
+	v, err := chat.Decode([]byte(text))
+	if err != nil {
+		return text
+	}
+	return v
 }
 
 // A lenient replaces the NaN and infinities of Python's JSON by null, line by line: no string goes over two.
@@ -237,28 +244,41 @@ func arrowValue(field arrow.Field, a arrow.Array, i int) (v chat.Value, err erro
 		}
 		return list, err
 	}
-	if name, _ := field.Metadata.GetValue(nameKey); name == jsonType {
+	switch name, _ := field.Metadata.GetValue(nameKey); name {
+	case "arrow.json":
 		return jsonValue(a.ValueStr(i))
+	case "arrow.bool8":
+		return a.ValueStr(i) != "0", nil
+	case "arrow.uuid":
+		if b, ok := a.(*array.FixedSizeBinary); ok {
+			return uuid(b.Value(i)), nil
+		}
 	}
 	switch a.DataType().ID() {
 	case arrow.STRING, arrow.LARGE_STRING, arrow.STRING_VIEW:
 		return a.ValueStr(i), nil
 	case arrow.BOOL:
 		return a.ValueStr(i) == "true", nil
-	case arrow.FLOAT32, arrow.FLOAT64:
+	case arrow.FLOAT32:
+		return strconv.ParseFloat(a.ValueStr(i), 32)
+	case arrow.FLOAT64:
 		return strconv.ParseFloat(a.ValueStr(i), 64)
 	}
 	if arrow.IsInteger(a.DataType().ID()) {
-		return strconv.Atoi(a.ValueStr(i))
+		return number(a.ValueStr(i)), nil
 	}
 	return true, nil // no record has it
 }
 
-// The key of a field's extension type, and the type whose text is JSON.
-const (
-	nameKey  = "ARROW:extension:name"
-	jsonType = "arrow.json"
-)
+// nameKey is the key of a field's extension type.
+const nameKey = "ARROW:extension:name"
+
+func uuid(b []byte) string {
+	if len(b) != 16 {
+		return ""
+	}
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
 
 func jsonValue(text string) (chat.Value, error) {
 	d := json.NewDecoder(strings.NewReader(text))
@@ -379,6 +399,8 @@ func parquetValue(v any, node parquet.Node) (chat.Value, error) {
 		return o, nil
 	case []byte:
 		return parquetValue(string(v), node)
+	case [16]byte:
+		return uuid(v[:]), nil
 	case string:
 		if node.Leaf() && node.Type().String() == "JSON" {
 			return jsonValue(v)
@@ -390,6 +412,10 @@ func parquetValue(v any, node parquet.Node) (chat.Value, error) {
 		return int(v), nil
 	case float32:
 		return float64(v), nil
+	case uint32:
+		return int(v), nil
+	case uint64:
+		return number(strconv.FormatUint(v, 10)), nil
 	}
 	return v, nil
 }

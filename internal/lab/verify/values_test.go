@@ -153,7 +153,7 @@ func TestColumnsOfJSON(t *testing.T) {
 	want := `{"messages":[{"role":"user","content":"x","weight":2}],"tools":[{"name":"f","parameters":{"b":1,"a":null}}],` +
 		`"n":[1,2],"ok":true,"half":0.5}`
 	path := filepath.Join(t.TempDir(), "a.arrow")
-	isJSON := arrow.NewMetadata([]string{nameKey}, []string{jsonType})
+	isJSON := arrow.NewMetadata([]string{nameKey}, []string{"arrow.json"})
 	message := arrow.StructOf(arrow.Field{Name: "role", Type: arrow.BinaryTypes.String},
 		arrow.Field{Name: "content", Type: arrow.BinaryTypes.LargeString, Nullable: true},
 		arrow.Field{Name: "weight", Type: arrow.PrimitiveTypes.Int8}, arrow.Field{Name: "name", Type: arrow.BinaryTypes.String, Nullable: true})
