@@ -58,7 +58,7 @@ const shownErrors = 5
 
 func (r *Report) errors(what string, errors []Gradient) readable.Table {
 	t := readable.Table{Head: []string{what + ", the largest errors", "relative error"},
-		Notes: []string{fmt.Sprintf("%d parameters; tolerance %g, and %g of the norm of all (rounding)", len(errors),
+		Notes: []string{fmt.Sprintf("%d parameters; tolerance %g, and %.2g of the norm of all (rounding)", len(errors),
 			r.Tolerance, r.rounding())}}
 	sorted := slices.Clone(errors)
 	slices.SortStableFunc(sorted, func(a, b Gradient) int {
