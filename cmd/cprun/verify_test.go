@@ -182,6 +182,12 @@ type verification struct {
 		Wrong   int `json:"rows_wrong"`
 		Probes  []struct{ Position int }
 	}
+	Step struct {
+		Parameters []struct{ Name string }
+		Samples    []int64
+	}
+	Rope          *struct{ Layers int }
+	Varied        []string
 	Kernels       []struct{ Backend, Kernel string }
 	CheckedTokens int `json:"checked_tokens"`
 	BatchTokens   int `json:"batch_tokens"`
@@ -279,6 +285,11 @@ func TestVerifyFindsDefects(t *testing.T) {
 			*r.Targets.Records != *r.Targets.Many || len(r.Gradients) < 21 || r.CheckedTokens <= 96 ||
 			r.BatchTokens != r.CheckedTokens || r.Kernels[0].Backend != "flash" || r.Kernels[0].Kernel == "" {
 			t.Errorf("%s: %+v\n%s", name, r, out)
+		}
+		samples := slices.Compact(slices.Sorted(slices.Values(r.Step.Samples)))
+		if n := len(r.Step.Samples); len(r.Step.Parameters) != len(r.Gradients) || r.Rope == nil || r.Rope.Layers != 2 ||
+			!slices.Contains(r.Varied, "memory.shard=gradients") || n%4 != 0 || len(samples) < n && name != "mixture" {
+			t.Errorf("%s: %+v, %+v, %v\n%s", name, r.Step, r.Rope, r.Varied, out)
 		}
 	}
 	if !*verifyAll {

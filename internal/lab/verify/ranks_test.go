@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
@@ -87,6 +88,17 @@ func TestPrefixesOfSamples(t *testing.T) {
 		if !*r.OK || r.CheckedTokens != c.tokens || r.BatchTokens != 384 || r.Targets.Records != c.tokens ||
 			len(r.Leak.Probes) != 3 || r.Leak.Changed == 0 {
 			t.Errorf("%d tokens of a sample: %+v, %+v", c.length, r, r.Leak)
+		}
+		if r.Rope.Layers != 2 || len(r.Step.Samples) != 8 || len(r.Step.Parameters) != len(r.Gradients) {
+			t.Errorf("%d tokens of a sample: %+v, %+v", c.length, r.Rope, r.Step)
+		}
+		cfg.Model.RopeTheta *= 2 // the keys are turned by another base
+		if r.compareRope(cfg, one); len(r.Differences) != 2 {
+			t.Errorf("another rotary base: %v", r.Differences)
+		}
+		keys := []string{"a=b"}
+		if err := CompareVaried(r, cfg, keys, one, many); err != nil || !slices.Equal(r.Varied, keys) || *r.OK {
+			t.Errorf("%+v, %v", r, err)
 		}
 	}
 }

@@ -192,9 +192,11 @@ func (r *Report) compareParameters(cfg *config.Config, norms stepNorms, one, man
 		m, sides := &moves[i], []*Side{one, many}
 		parts := [][]part{one.of(train.ParameterParts, i, 0), many.of(train.ParameterParts, i, 0),
 			one.of(train.ParameterParts, i, last), many.of(train.ParameterParts, i, last)}
+		var rules [2][train.VerifiedSteps]rule
 		for k := range train.VerifiedSteps {
-			for _, s := range sides {
-				parts = append(parts, s.of(train.GradientParts, i, k+1))
+			for s, side := range sides {
+				parts = append(parts, side.of(train.GradientParts, i, k+1))
+				rules[s][k] = newRule(&o, k, norms[s][k], len(p.Shape) > 1)
 			}
 		}
 		return eachPiece(p.Size(), parts, func(v [][]float32) {
@@ -203,7 +205,7 @@ func (r *Report) compareParameters(cfg *config.Config, norms stepNorms, one, man
 					want := float64(v[s][e])
 					w := adamW{x: want}
 					for k := range train.VerifiedSteps {
-						w.step(&o, k, float64(v[4+2*k+s][e]), norms[s][k], len(p.Shape) > 1)
+						w.step(&rules[s][k], float64(v[4+2*k+s][e]))
 					}
 					d := w.x - float64(v[2+s][e])
 					m.off[s] += d * d
@@ -275,15 +277,23 @@ func (r *Report) compareWeights(one, many *Side) {
 // An adamW is an element of a parameter with its moments.
 type adamW struct{ x, m, v float64 }
 
-// step applies the formulas of arXiv:1711.05101 and clip_grad_norm_ in float64.
-func (w *adamW) step(o *config.Optimizer, k int, g, norm float64, matrix bool) {
-	lr, b1, b2, n := train.VerifiedLR[k], o.Betas[0], o.Betas[1], float64(k+1)
-	g *= min(1, o.GradClip/(norm+1e-6))
+// A rule has the numbers of a step, by the formulas of arXiv:1711.05101 and clip_grad_norm_.
+type rule struct{ b1, b2, eps, clip, decay, rate, root float64 }
+
+func newRule(o *config.Optimizer, k int, norm float64, matrix bool) rule {
+	lr, n := train.VerifiedLR[k], float64(k+1)
+	r := rule{o.Betas[0], o.Betas[1], o.Eps, min(1, o.GradClip/(norm+1e-6)), 1, lr / (1 - math.Pow(o.Betas[0], n)),
+		math.Sqrt(1 - math.Pow(o.Betas[1], n))}
 	if matrix {
-		w.x -= lr * o.WeightDecay * w.x
+		r.decay -= lr * o.WeightDecay
 	}
-	w.m, w.v = b1*w.m+(1-b1)*g, b2*w.v+(1-b2)*g*g
-	w.x -= lr * w.m / (1 - math.Pow(b1, n)) / (math.Sqrt(w.v/(1-math.Pow(b2, n))) + o.Eps)
+	return r
+}
+
+func (w *adamW) step(r *rule, g float64) {
+	g *= r.clip
+	w.m, w.v = r.b1*w.m+(1-r.b1)*g, r.b2*w.v+(1-r.b2)*g*g
+	w.x = w.x*r.decay - r.rate*w.m/(math.Sqrt(w.v)/r.root+r.eps)
 }
 
 // parallel calls f for each parameter, on all cores.

@@ -331,7 +331,8 @@ func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row, edit f
 			grads[j], before[j] = gradient(i, j), float32(1+j%3)
 			w := adamW{x: float64(before[j])}
 			for k := range train.VerifiedSteps {
-				w.step(&o, k, float64(grads[j]), math.Sqrt(norm), len(p.Shape) > 1)
+				r := newRule(&o, k, math.Sqrt(norm), len(p.Shape) > 1)
+				w.step(&r, float64(grads[j]))
 			}
 			if edit != nil {
 				w.x = edit(p.Name, w.x)
