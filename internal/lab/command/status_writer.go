@@ -217,7 +217,12 @@ func (t *tracker) summary(res launch.Result) {
 	if t.measures {
 		return
 	}
-	saved := false
+	dir, saved := t.root.Name(), false
+	if now := movedTo(t.root); now != "" {
+		t.out.Note(fmt.Sprintf("the run directory was moved during the run and is now %s; move it back to %s before you "+
+			"repeat the command", terminal.Name(now), terminal.Name(dir)))
+		dir, t.writes = now, strings.ReplaceAll(t.writes, dir, now)
+	}
 	for _, f := range []struct{ label, name string }{
 		{"metrics", "metrics.jsonl"}, {"checkpoint", "checkpoints/latest"}, {"best", "checkpoints/best"}, {"logs", "logs"},
 		{"trace", "trace.json"},
@@ -232,10 +237,25 @@ func (t *tracker) summary(res launch.Result) {
 			saved = true
 		}
 		if _, err := t.root.Stat(name); err == nil {
-			t.out.Note(fmt.Sprintf("  %-11s %s", f.label, terminal.Name(filepath.Join(t.root.Name(), name))))
+			t.out.Note(fmt.Sprintf("  %-11s %s", f.label, terminal.Name(filepath.Join(dir, name))))
 		}
 	}
 	if saved && t.writes != "" && res.ExitCode == launch.ExitDone { // else the last line is the command to resume
 		t.out.Note(fmt.Sprintf("  %-11s %s", "to try it", t.writes))
 	}
+}
+
+// movedTo returns the present path of an open directory that was moved; "" if it was not, or the path is unknown.
+func movedTo(root *os.Root) string {
+	f, err := root.Open(".")
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	is, err := f.Stat()
+	if at, errAt := os.Stat(root.Name()); err != nil || errAt == nil && os.SameFile(is, at) {
+		return ""
+	}
+	now, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	return now
 }
