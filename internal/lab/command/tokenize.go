@@ -154,7 +154,11 @@ func (o *TokenizeOptions) encoding() (e *data.Encoding, vocab int, err error) {
 	if !o.EOS {
 		return e, e.Vocab, nil
 	}
-	if e.EOS, err = hf.EOS(dir); err == nil && e.EOS < 0 {
+	end, err := hf.FindEOS(path, dir)
+	if note := end.Note(); note != "" && err == nil && !o.Quiet {
+		fmt.Fprintf(o.Stderr, "cprun: --eos: %s\n", note)
+	}
+	if e.EOS = end.ID; err == nil && e.EOS < 0 {
 		err = fmt.Errorf("no config.json, generation_config.json or tokenizer_config.json in %s names an EOS token",
 			dir)
 	}

@@ -41,7 +41,7 @@ func fuzzDisk() disk {
 		},
 		kind:        func(path, format string) (string, error) { return "", nil },
 		workDir:     func() (string, error) { return "/work", nil },
-		eos:         func(dir string) (int, error) { return -1, nil },
+		eos:         func(_, _ string) (hf.EOS, error) { return hf.EOS{ID: -1}, nil },
 		readAdapter: func(string) (*hf.LoRA, error) { return &hf.LoRA{R: 4, Alpha: 8}, nil },
 		readConfig: func(dir string) (*hf.Config, error) {
 			c := *tree[dir]

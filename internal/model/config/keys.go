@@ -190,7 +190,7 @@ var runKeys = []key{
 			"drop for conversations (messages, completions, tokens with masks or labels), else split"},
 	{path: "data.eos_token_id", def: "null", word: "null", wordIs: -1,
 		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an " +
-			"`.idx`; null: that of `model.from`, else none"},
+			"`.idx`; null: `eos_token` of the tokenizer, else that of `model.from`, else none"},
 	{path: "data.cache", def: "null", word: "null",
 		doc: "directory for the tokens of text and records, which the first run encodes on all cores, once for all " +
 			"processes of a host; null: `cprun/tokens` in the user's cache directory, for files from 16 MiB; " +

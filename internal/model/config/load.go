@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
@@ -459,18 +460,29 @@ func (l *loader) resolveTemplate() {
 	}
 }
 
-// modelEOS replaces a null data.eos_token_id by the model's own. With the tokenizer bytes it ignores ids below 256.
+// modelEOS replaces a null data.eos_token_id by the tokenizer's or the model's own. With the tokenizer bytes it ignores
+// ids below 256.
 func (l *loader) modelEOS() {
 	d := &l.cfg.Data
 	if d.EOSTokenID >= 0 || !l.fromRead || !l.ok(eosKey, tokenizerKey, "model.from", "model.vocab_size") {
 		return
 	}
-	id, err := l.disk.eos(l.cfg.Model.From)
-	if err != nil {
-		l.add(eosKey, "null means the model's own token, which cannot be read: %v; write its number", err)
-		return
+	tokens := d.Tokenizer
+	if tokens == Bytes {
+		tokens = ""
 	}
-	if id < l.cfg.Model.VocabSize && (d.Tokenizer != Bytes || id > 255) {
-		d.EOSTokenID = id
+	e, err := l.disk.eos(tokens, l.cfg.Model.From)
+	needed := func(f File) bool { return f.Kind == data.FormatText || f.Kind == data.FormatCompletion }
+	switch size := l.cfg.Model.VocabSize; {
+	case err != nil:
+		l.add(eosKey, "null means the model's own token, which cannot be read: %v; write its number", err)
+	case e.ID < size && (d.Tokenizer != Bytes || e.ID > 255):
+		d.EOSTokenID = e.ID
+		if note := e.Note(); note != "" {
+			l.deprecations.add(eosKey, "is null: %s; write a number to choose", note)
+		}
+	case e.Text != "" && slices.ContainsFunc(slices.Concat(d.Path, d.Validation.Path), needed):
+		l.add(eosKey, "null means the tokenizer's eos_token %.40q, which has the id %d, and vocab_size is %d; write the "+
+			"number of another token, or change eos_token in tokenizer_config.json", e.Text, e.ID, size)
 	}
 }

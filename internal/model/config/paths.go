@@ -23,13 +23,13 @@ type disk struct {
 	kind          func(path, format string) (string, error)
 	workDir       func() (string, error)
 	readConfig    func(dir string) (*hf.Config, error)
-	eos           func(dir string) (int, error)
+	eos           func(tokenizer, model string) (hf.EOS, error)
 	readAdapter   func(dir string) (*hf.LoRA, error)
 }
 
 var osDisk = disk{
 	isDir: isDir, isFile: isFile, glob: files.Glob, kind: data.Kind, workDir: os.Getwd,
-	readConfig: hf.ReadConfig, eos: hf.EOS, readAdapter: hf.ReadAdapter,
+	readConfig: hf.ReadConfig, eos: hf.FindEOS, readAdapter: hf.ReadAdapter,
 }
 
 func isDir(path string) bool {

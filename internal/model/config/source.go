@@ -28,7 +28,7 @@ type source struct {
 	passOf       map[string]int
 	pass         int
 	meant        []string // keys and sections that unknown names probably mean
-	deprecations *faults  // warnings about former names and keys
+	deprecations *faults  // warnings about former names and keys, and the EOS
 	inFile       func(n *yaml.Node) position
 }
 

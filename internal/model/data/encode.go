@@ -299,7 +299,8 @@ func (e *Encoding) noteUnnamed(made *chatEncoder, c *conversation) {
 func (e *Encoding) check(ids []int32) error {
 	for _, id := range ids {
 		if e.Vocab > 0 && int(id) >= e.Vocab {
-			return fmt.Errorf("token id %d is not below vocab_size %d; model.resize_embeddings adds rows", id, e.Vocab)
+			return fmt.Errorf("%s is not below vocab_size %d; take the tokenizer of this model, or add rows by "+
+				"model.resize_embeddings", e.Tokenizer.token(id), e.Vocab)
 		}
 	}
 	return nil

@@ -133,7 +133,7 @@ func TestTextThatCannotBeEncodedIsExplained(t *testing.T) {
 		t.Errorf("a model with fewer tokens: %v", err)
 	}
 	// An added token needs no row of the model unless a text contains it.
-	for text, want := range map[string]string{"x": "", "x lonely x": "token id 601 is not below vocab_size 600"} {
+	for text, want := range map[string]string{"x": "", "x lonely x": `token "lonely"`} {
 		dir := put(t, map[string]string{"a.txt": text})
 		_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 600), EOS: -1,
 			Vocab: 600})
@@ -253,5 +253,41 @@ func TestATextWithoutTokensIsItsEOS(t *testing.T) {
 		Tokenizer: NewTokenizer(filepath.Join(dir, "tokenizer.json"), 0)})
 	if err != nil || d.Len() != 1 || all(t, d)[0] != 1 {
 		t.Error(err)
+	}
+}
+
+// A token that stands only in tokenizer_config.json has an id, and the token cache notices it.
+func TestFilesBesideTheTokenizerDecideTokens(t *testing.T) {
+	raw, err := os.ReadFile(chatDir + "tokenizer.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := put(t, map[string]string{"tokenizer.json": string(raw), "a.txt": "a<new>b"})
+	path := filepath.Join(dir, "tokenizer.json")
+	s := Source{Paths: []string{filepath.Join(dir, "a.txt")}, EOS: -1, Cache: Cache{Dir: t.TempDir()}}
+	read := func() (ids []int32, key string) {
+		s.Tokenizer = NewTokenizer(path, 0)
+		ids, err := s.Tokenizer.Encode("a<new>b")
+		if err == nil {
+			key, err = (&Dataset{source: s}).cacheKey(s.Paths)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ids, key
+	}
+	ids, key := read()
+	settings := filepath.Join(dir, "tokenizer_config.json")
+	if err := os.WriteFile(settings, []byte(`{"pad_token": "<new>"}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	more, other := read()
+	if len(more) != 4 || len(ids) <= 4 || key == other {
+		t.Errorf("ids %v, then %v; keys %s, %s", ids, more, key, other)
+	}
+	e := Encoding{Tokenizer: s.Tokenizer, EOS: -1, Vocab: int(more[2])}
+	err = e.Each(t.Context(), s.Paths, func(int, Document) error { return nil })
+	if err == nil || !strings.Contains(err.Error(), `"<new>"`) || !strings.Contains(err.Error(), fmt.Sprint(more[2])) {
+		t.Errorf("a token beyond the vocabulary: %v", err)
 	}
 }

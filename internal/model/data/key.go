@@ -11,10 +11,10 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/cprun/cprun/internal/base/files"
 )
@@ -33,16 +33,14 @@ func (d *Dataset) cacheKey(paths []string) (key string, err error) {
 	}
 	settled := true // no file may change again at the same time of change
 	for _, path := range paths {
-		st, err := os.Stat(path)
-		if err != nil {
-			return "", err
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			return "", &fs.PathError{Op: "stat", Path: path, Err: err}
 		}
 		name, _ := unpacked(path) // the extensions select the kind
-		fmt.Fprintf(sizes, "%q %q %d\n", filepath.Ext(name), filepath.Ext(path), st.Size())
-		if id, ok := st.Sys().(*syscall.Stat_t); ok {
-			settled = settled && time.Since(time.Unix(id.Ctim.Unix())) > clockStep
-			fmt.Fprintf(stats, "%q %d %d %d %d %d\n", path, id.Size, id.Mtim.Nano(), id.Ctim.Nano(), id.Ino, id.Dev)
-		}
+		fmt.Fprintf(sizes, "%q %q %d\n", filepath.Ext(name), filepath.Ext(path), st.Size)
+		settled = settled && time.Since(time.Unix(st.Ctim.Unix())) > clockStep
+		fmt.Fprintf(stats, "%q %d %d %d %d %d\n", path, st.Size, st.Mtim.Nano(), st.Ctim.Nano(), st.Ino, st.Dev)
 	}
 	first := hexOf(sizes, 8)
 	if s.Cache.Known {
@@ -85,16 +83,14 @@ func (s *Source) addEncoder(h hash.Hash) error {
 	var paths []string
 	if t := s.Tokenizer; t.bytes() {
 		fmt.Fprintln(h, Bytes)
-	} else if t != nil && t.path != "" {
-		dir := filepath.Dir(t.path)
-		paths = append(paths, t.path, filepath.Join(dir, "tokenizer_config.json"),
-			filepath.Join(dir, "special_tokens_map.json"))
+	} else {
+		paths = append(paths, t.files()...)
 	}
 	if c := s.Chat; c != nil {
 		fmt.Fprintf(h, "all %t\n", c.All)
 		paths = append(paths, c.files...)
 	}
-	for i, path := range paths {
+	for _, path := range paths {
 		f, size, err := openSized(path)
 		if path == "" || errors.Is(err, fs.ErrNotExist) { // if it is needed, encoding fails
 			continue
@@ -102,7 +98,7 @@ func (s *Source) addEncoder(h hash.Hash) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
-		fmt.Fprintln(h, len(paths)-i, size)
+		fmt.Fprintln(h, filepath.Base(path), size)
 		_, err = io.Copy(h, f)
 		f.Close()
 		if err != nil {

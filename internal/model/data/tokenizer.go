@@ -3,12 +3,12 @@ package data
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"sync"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/model/tokenizer"
 )
 
@@ -54,24 +54,31 @@ func (e *TokenizerError) Error() string { return fmt.Sprintf("tokenizer %s: %v",
 
 func (e *TokenizerError) Unwrap() error { return e.Err }
 
-// LoadTokenizer reads a tokenizer.json.
+// LoadTokenizer reads a tokenizer.json with the files beside it.
 func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
-	f, size, err := openSized(path)
-	if err != nil {
-		return nil, err
+	t, err := tokenizer.Load(path)
+	return t, cause(err)
+}
+
+// files lists the files that decide the ids.
+func (t *Tokenizer) files() (paths []string) {
+	if t == nil || t.path == "" || t.bytes() {
+		return nil
 	}
-	defer f.Close()
-	if size > tokenizer.MaxFile {
-		return nil, fmt.Errorf("%d bytes; at most %d are read", size, tokenizer.MaxFile)
+	for _, path := range tokenizer.Beside(t.path) {
+		if _, err := os.Stat(path); err == nil {
+			paths = append(paths, path)
+		}
 	}
-	raw, err := io.ReadAll(io.LimitReader(f, tokenizer.MaxFile+1))
-	if err != nil {
-		return nil, cause(err)
+	return append(paths, t.path)
+}
+
+// token names an id in errors.
+func (t *Tokenizer) token(id int32) string {
+	if tok, err := t.read(); err == nil {
+		return fmt.Sprintf("token %.40q of %s, id %d,", tok.Token(id), terminal.Name(t.path), id)
 	}
-	if err := files.Fetched(raw); err != nil {
-		return nil, err
-	}
-	return tokenizer.Parse(raw)
+	return fmt.Sprintf("token id %d", id)
 }
 
 func (t *Tokenizer) bytes() bool { return t != nil && t.path == Bytes }

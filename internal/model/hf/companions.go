@@ -12,6 +12,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/model/tokenizer"
 )
 
 // companions lists the files of a model directory that training does not change: the tokenizer in its forms, and
@@ -120,28 +121,55 @@ func (d *dir) copy(name string, to *os.Root) error {
 	})
 }
 
-// These bounds of tokenizer.json are its bytes and its values. The largest known have 40 MB and a million words and
-// merges.
-const (
-	maxTokenizer       = 256 << 20
-	maxTokenizerValues = 16 << 20
-)
+// An EOS is the token that ends a text.
+type EOS struct {
+	ID    int    // -1: none
+	Text  string // in a tokenizer; "" if a model's config has the id
+	model []int  // ids in the config
+}
 
-// EOS returns the id of the token that ends a text of the model in a directory: eos_token_id of config.json, else of
-// generation_config.json (the first of several), else the eos_token of tokenizer_config.json; -1 without any.
-func EOS(path string) (int, error) {
-	ids, err := endIDs(path, "config.json", "generation_config.json")
-	if err != nil || len(ids) == 0 {
-		return -1, err
+// FindEOS returns the eos_token beside a tokenizer.json, which TRL takes; else eos_token_id of config.json in the
+// directory of the model, else of generation_config.json (the first of several). Both paths may be "".
+func FindEOS(tokens, model string) (e EOS, err error) {
+	e.ID = -1
+	if tokens != "" {
+		if e.Text, e.ID, err = tokenizer.EOS(tokens); err != nil {
+			return e, err
+		}
 	}
-	return ids[0], nil
+	if model == "" {
+		return e, nil
+	}
+	if e.model, err = endIDs(model, "config.json", "generation_config.json"); e.ID < 0 && len(e.model) > 0 {
+		e.ID, e.Text = e.model[0], ""
+	}
+	return e, err
+}
+
+// Note returns a line if the tokenizer and the model's config have different tokens; "" if not.
+func (e EOS) Note() string {
+	if e.Text == "" || len(e.model) == 0 || slices.Contains(e.model, e.ID) {
+		return ""
+	}
+	return fmt.Sprintf("texts end with the tokenizer's eos_token %.40q, id %d, as in TRL; eos_token_id of the model's "+
+		"config.json is %d", e.Text, e.ID, e.model[0])
 }
 
 // Ends returns the ids at which the model in a directory stops to generate, as in transformers: all of eos_token_id in
 // generation_config.json, else of config.json, else the eos_token of tokenizer_config.json. There may be none.
-func Ends(path string) ([]int, error) { return endIDs(path, "generation_config.json", "config.json") }
+func Ends(path string) ([]int, error) {
+	ids, err := endIDs(path, "generation_config.json", "config.json")
+	if err != nil || len(ids) > 0 {
+		return ids, err
+	}
+	_, id, err := tokenizer.EOS(filepath.Join(path, "tokenizer.json"))
+	if err != nil || id < 0 {
+		return nil, err
+	}
+	return []int{id}, nil
+}
 
-// endIDs returns eos_token_id of the first file that has one, else the eos_token of the tokenizer.
+// endIDs returns eos_token_id of the first file that has one.
 func endIDs(path string, files ...string) ([]int, error) {
 	d, err := openDir(path)
 	if err != nil {
@@ -153,11 +181,7 @@ func endIDs(path string, files ...string) ([]int, error) {
 			return ids, err
 		}
 	}
-	id, err := d.eosOfTokenizer()
-	if err != nil || id < 0 {
-		return nil, err
-	}
-	return []int{id}, nil
+	return nil, nil
 }
 
 // ends returns eos_token_id of a file, if present.
@@ -214,30 +238,4 @@ func (c *Config) SpecialIDs(key string) ([]int, error) {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
 	return ids, nil
-}
-
-// eosOfTokenizer finds the id of the eos_token in tokenizer_config.json among the added tokens of tokenizer.json.
-func (d *dir) eosOfTokenizer() (int, error) {
-	var c struct {
-		Token json.RawMessage `json:"eos_token"`
-	}
-	if ok, err := d.decode("tokenizer_config.json", maxConfig, maxConfigValues, &c); !ok || err != nil {
-		return -1, err
-	}
-	text := tokenText(c.Token)
-	var t struct {
-		Added []struct {
-			ID      int    `json:"id"`
-			Content string `json:"content"`
-		} `json:"added_tokens"`
-	}
-	if ok, err := d.decode("tokenizer.json", maxTokenizer, maxTokenizerValues, &t); !ok || err != nil {
-		return -1, err
-	}
-	for _, a := range t.Added {
-		if text != "" && a.Content == text && a.ID >= 0 {
-			return a.ID, nil
-		}
-	}
-	return -1, nil
 }

@@ -8,35 +8,51 @@ import (
 	"testing"
 )
 
-func TestEOSIsTheModelsOwn(t *testing.T) {
-	const tokenizer = `{"added_tokens":[{"id":1,"content":"<s>"},{"id":7,"content":"</s>"}]}`
+func TestEOSIsTheTokenizersOrTheModels(t *testing.T) {
+	const added = `"added_tokens":[{"id":1,"content":"<s>","special":true},{"id":2,"content":"</s>","special":true}]`
+	const tokenizer = `{"model":{"type":"BPE","vocab":{"a":0,"<s>":1,"</s>":2,"b":3},"merges":[]},` + added + `}`
+	with := func(config, settings string) map[string]string {
+		return map[string]string{"config.json": config, "tokenizer_config.json": settings, "tokenizer.json": tokenizer}
+	}
 	for _, tc := range []struct {
 		files map[string]string
 		want  int
+		note  bool
 		fault string
 	}{
-		{nil, -1, ""},
-		{map[string]string{"config.json": `{"eos_token_id": 2}`}, 2, ""},
+		{nil, -1, false, ""},
+		{map[string]string{"config.json": `{"eos_token_id": 2}`}, 2, false, ""},
 		{map[string]string{"config.json": `{"eos_token_id": 2}`, "generation_config.json": `{"eos_token_id": 3}`}, 2,
-			""},
+			false, ""},
 		{map[string]string{"config.json": `{"eos_token_id": null}`,
-			"generation_config.json": `{"eos_token_id": [5, 6]}`}, 5, ""},
-		{map[string]string{"config.json": `{}`, "tokenizer_config.json": `{"eos_token": "</s>"}`,
-			"tokenizer.json": tokenizer}, 7, ""},
-		{map[string]string{"tokenizer_config.json": `{"eos_token": {"content": "</s>"}}`, "tokenizer.json": tokenizer},
-			7, ""},
-		{map[string]string{"tokenizer_config.json": `{"eos_token": "<end>"}`, "tokenizer.json": tokenizer}, -1, ""},
-		{map[string]string{"tokenizer_config.json": `{"eos_token": null}`, "tokenizer.json": tokenizer}, -1, ""},
-		{map[string]string{"config.json": `{"eos_token_id": "2"}`}, -1,
+			"generation_config.json": `{"eos_token_id": [5, 6]}`}, 5, false, ""},
+		{with(`{}`, `{"eos_token": "</s>"}`), 2, false, ""},
+		{with(`{}`, `{"eos_token": {"content": "</s>"}}`), 2, false, ""},
+		{with(`{"eos_token_id": 1}`, `{"eos_token": "</s>"}`), 2, true, ""},
+		{with(`{"eos_token_id": [1, 2]}`, `{"eos_token": "</s>"}`), 2, false, ""},
+		{with(`{"eos_token_id": 1}`, `{"eos_token": "b"}`), 3, true, ""},
+		{with(`{"eos_token_id": 1}`, `{"eos_token": "<end>"}`), 4, true, ""},
+		{with(`{"eos_token_id": 1}`, `{"eos_token": null}`), 1, false, ""},
+		{map[string]string{"config.json": `{"eos_token_id": 2}`, "tokenizer_config.json": `{"eos_token": "<s>"}`,
+			"tokenizer.json": `{"model": 1}`}, 2, false, ""},
+		{map[string]string{"config.json": `{"eos_token_id": 2}`, "tokenizer_config.json": `{"eos_token": "<s>"}`}, 2,
+			false, ""},
+		{with(`{}`, `{"eos_token": 7}`), -1, false, "tokenizer_config.json: eos_token"},
+		{map[string]string{"config.json": `{"eos_token_id": "2"}`}, -1, false,
 			`config.json: eos_token_id: "2" is neither an id`},
-		{map[string]string{"config.json": `{"eos_token_id": [-2]}`}, -1, "neither an id"},
-		{map[string]string{"config.json": `{"eos_token_id": []}`}, -1, ""},
-		{map[string]string{"config.json": `nothing`}, -1, "config.json: invalid character"},
+		{map[string]string{"config.json": `{"eos_token_id": [-2]}`}, -1, false, "neither an id"},
+		{map[string]string{"config.json": `{"eos_token_id": []}`}, -1, false, ""},
+		{map[string]string{"config.json": `nothing`}, -1, false, "config.json: invalid character"},
 	} {
-		got, err := EOS(dirOf(t, tc.files))
-		if got != tc.want || (err == nil) != (tc.fault == "") || err != nil &&
-			!strings.Contains(err.Error(), tc.fault) {
-			t.Errorf("%v: %d, %v; want %d, %q", tc.files, got, err, tc.want, tc.fault)
+		dir := dirOf(t, tc.files)
+		got, err := FindEOS(filepath.Join(dir, "tokenizer.json"), dir)
+		switch {
+		case tc.fault != "":
+			if err == nil || !strings.Contains(err.Error(), tc.fault) {
+				t.Errorf("%v: %v; want %q", tc.files, err, tc.fault)
+			}
+		case err != nil || got.ID != tc.want || (got.Note() != "") != tc.note:
+			t.Errorf("%v: %d, %q, %v; want %d, %v", tc.files, got.ID, got.Note(), err, tc.want, tc.note)
 		}
 	}
 }

@@ -15,6 +15,8 @@ type addedToken struct {
 	Normalized *bool  `json:"normalized"` // found in the normalized text
 	Special    bool   `json:"special"`
 	ID         int32  `json:"id"`
+
+	text string // the text to find: the content, or its normalized form
 }
 
 // A finder finds added tokens in a text: the longest at each place, from left to right.
@@ -22,9 +24,11 @@ type finder struct {
 	tokens []*addedToken
 	starts [256]bool
 	texts  trie // indexes of tokens
+	split  bool // special tokens are not found
 }
 
-func (f *finder) add(text string, t *addedToken) error {
+func (f *finder) add(t *addedToken) error {
+	text := t.text
 	if text == "" {
 		return fmt.Errorf("the added token %.40q is empty once it is normalized", t.Content)
 	}
@@ -81,7 +85,9 @@ func (f *finder) each(p piece, token func(id int32, from, to int), stretch func(
 		if t == nil {
 			break
 		}
-		at = to
+		if at = to; f.split && t.Special {
+			continue
+		}
 		if t.SingleWord { // not inside a word
 			before, _ := utf8.DecodeLastRuneInString(p.text[:from])
 			after, _ := utf8.DecodeRuneInString(p.text[to:])

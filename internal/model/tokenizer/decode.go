@@ -95,12 +95,9 @@ func (t *Tokenizer) invert() *texts {
 	for token, id := range t.model.tokens() {
 		w.of[id] = token
 	}
-	for text, id := range t.added {
-		w.of[id] = text
-	}
 	for _, f := range []*finder{&t.raw, &t.normal} {
 		for _, a := range f.tokens {
-			w.special[a.ID] = a.Special
+			w.of[a.ID], w.special[a.ID] = a.text, a.Special
 		}
 	}
 	return w

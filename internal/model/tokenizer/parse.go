@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 )
@@ -34,7 +35,7 @@ func Parse(raw []byte) (*Tokenizer, error) {
 	if f.Version != "" && f.Version != "1.0" {
 		return nil, fmt.Errorf("version %.40q; version 1.0 is known", f.Version)
 	}
-	t := &Tokenizer{added: map[string]int32{}, decoder: f.Decoder}
+	t := &Tokenizer{added: map[string]int32{}, tokens: map[int32]addedToken{}, decoder: f.Decoder}
 	t.texts = sync.OnceValue(t.invert)
 	var err error
 	if t.model, err = parseModel(f.Model); err != nil {
@@ -51,7 +52,7 @@ func Parse(raw []byte) (*Tokenizer, error) {
 		}
 		t.preTokenizer, t.visible = lastVisible(t.preTokenizer)
 	}
-	if err = t.add(f.AddedTokens); err != nil {
+	if err = t.addAll(f.AddedTokens); err != nil {
 		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
 	if !isNull(f.PostProcessor) {
@@ -62,48 +63,48 @@ func Parse(raw []byte) (*Tokenizer, error) {
 	return t, nil
 }
 
-// add assigns ids to added tokens, as in the library: the id of the model's token of that text, else the next free id.
-// The id in the file must agree.
-func (t *Tokenizer) add(tokens []addedToken) error {
-	next := int32(t.model.size())
-	byID := map[int32]*addedToken{}
-	for i := range tokens {
-		a := &tokens[i]
-		if a.Content == "" {
-			continue
+// addAll adds the tokens of the file. Their ids in the file must be those of add.
+func (t *Tokenizer) addAll(tokens []addedToken) error {
+	for _, a := range tokens {
+		if said := a.ID; a.Content != "" && t.add(a) != said {
+			return fmt.Errorf("the token %.40q has the id %d, and %d by the order of the file", a.Content, said,
+				t.added[a.Content])
 		}
-		id, ok := t.ID(a.Content)
-		if !ok {
-			id = int(next)
-			next++
-		}
-		said := a.ID
-		if a.ID = int32(id); said != a.ID {
-			return fmt.Errorf("the token %.40q has the id %d, and %d by the order of the file", a.Content, said, a.ID)
-		}
-		t.added[a.Content] = a.ID
-		byID[a.ID] = a // the last of that id
 	}
-	for i := range tokens {
-		a := &tokens[i]
-		if byID[a.ID] != a {
-			continue
+	return t.index()
+}
+
+// add adds a token, or replaces its flags, and returns its id. As in the library a new one gets the id of the model's
+// token of that text, else the next free id, and a special one stays special.
+func (t *Tokenizer) add(a addedToken) int32 {
+	id, ok := t.ID(a.Content)
+	if !ok {
+		id = max(t.model.size(), t.next)
+	}
+	a.ID, t.next = int32(id), max(t.next, id+1)
+	normalized := or(a.Normalized, !a.Special)
+	a.Normalized, a.Special = &normalized, a.Special || t.tokens[a.ID].Special
+	t.added[a.Content], t.tokens[a.ID] = a.ID, a
+	return a.ID
+}
+
+// index fills the finders.
+func (t *Tokenizer) index() error {
+	t.raw, t.normal = finder{split: t.raw.split}, finder{split: t.raw.split}
+	for _, id := range slices.Sorted(maps.Keys(t.tokens)) {
+		a, to := t.tokens[id], &t.raw
+		a.text = a.Content
+		if *a.Normalized {
+			to = &t.normal
 		}
-		if !or(a.Normalized, !a.Special) {
-			if err := t.raw.add(a.Content, a); err != nil {
-				return err
-			}
-			continue
-		}
-		text := a.Content
-		if t.normalizer != nil {
-			p, err := t.normalizer.normalize(&matcher{}, piece{text, true})
+		if *a.Normalized && t.normalizer != nil {
+			p, err := t.normalizer.normalize(&matcher{}, piece{a.text, true})
 			if err != nil {
 				return err
 			}
-			text = p.text
+			a.text = p.text
 		}
-		if err := t.normal.add(text, a); err != nil {
+		if err := to.add(&a); err != nil {
 			return err
 		}
 	}

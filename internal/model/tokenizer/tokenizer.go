@@ -12,9 +12,11 @@ import (
 type Tokenizer struct {
 	raw, normal  finder // added tokens, found before and after normalization
 	added        map[string]int32
-	normalizer   normalizer   // nil: none
-	preTokenizer preTokenizer // nil: none
-	visible      bool         // the encoder maps bytes to characters, after the cache
+	tokens       map[int32]addedToken // the added ones
+	next         int                  // above all ids of added tokens
+	normalizer   normalizer           // nil: none
+	preTokenizer preTokenizer         // nil: none
+	visible      bool                 // the encoder maps bytes to characters, after the cache
 	model        model
 	head, tail   []int32 // special tokens around each text
 	decoder      json.RawMessage
@@ -45,6 +47,9 @@ func (t *Tokenizer) ID(token string) (int, bool) {
 	id, ok := t.model.tokens()[token]
 	return int(id), ok
 }
+
+// Token returns the text of a token; "" for an unknown id.
+func (t *Tokenizer) Token(id int32) string { return t.texts().of[id] }
 
 // Encoder turns texts into ids. It is not for concurrent use; each goroutine makes its own.
 type Encoder struct {
