@@ -50,7 +50,7 @@ func TestTheFactorOfEmbeddingsIsRounded(t *testing.T) {
 func TestLayoutIsThatOfTheFile(t *testing.T) {
 	for _, name := range fixtures {
 		f := loadFixture(t, name)
-		if err := f.file.Check(f.cfg.Family(), f.cfg.Tensors()); err != nil {
+		if err := f.file.Check(f.cfg.Tensors()); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

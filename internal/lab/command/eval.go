@@ -157,8 +157,12 @@ func (o *EvalOptions) prepare(
 	if cfg.Data.SeqLen < longest {
 		return nil, nil, inputf("data.seq_len %d: the longest record needs %d; remove the key", cfg.Data.SeqLen, longest)
 	}
+	known := len(cfg.Warnings)
 	if _, err := train.Check(cfg); err != nil {
 		return nil, nil, o.once(err)
+	}
+	for _, w := range cfg.Warnings[known:] {
+		notes = append(notes, w.Msg)
 	}
 	choice, err := choose(cfg, o.machine)
 	if err != nil {

@@ -332,15 +332,17 @@ func sourceOfModel(path string) (*source, error) {
 	}
 	w := &source{what: terminal.Name(path), cfg: cfg, positions: cfg.MaxPositionEmbedding,
 		tokenizer: filepath.Join(path, "tokenizer.json"), close: func() { weights.Close() }}
-	if err = weights.Check(cfg.Family(), cfg.Tensors()); err == nil {
+	if err = weights.Check(cfg.Tensors()); err == nil {
 		w.own, err = hf.Ends(path)
 	}
 	if err != nil {
 		w.close()
 		return nil, &InputError{err}
 	}
-	if caveat := cfg.Caveat().Msg; caveat != "" {
-		w.notes = append(w.notes, caveat)
+	for _, note := range []string{cfg.Caveat().Msg, weights.Note()} {
+		if note != "" {
+			w.notes = append(w.notes, note)
+		}
 	}
 	w.read = func(_ context.Context, p model.Param, dst []float32) error {
 		return weights.Read(p.Tensor, dst, 0)

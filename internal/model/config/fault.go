@@ -109,6 +109,13 @@ func (c *Config) Fault(key string, err error) error {
 	return f.err()
 }
 
+// Warn adds a warning about a key.
+func (c *Config) Warn(key, text string) {
+	f := newFaults(c.where)
+	f.add(key, "%s", text)
+	c.Warnings = append(c.Warnings, f.list...)
+}
+
 // Given reports whether the file or a flag set a key.
 func (c *Config) Given(key string) bool { return c.where.given(key) }
 

@@ -139,7 +139,7 @@ func (w *Weights) Has(t Tensor) bool {
 
 // CheckAdapter compares the weights of an adapter with a model, as Check does. A resized embedding may be absent.
 func (w *Weights) CheckAdapter(c *Config) error {
-	f, want := *c.Family(), c.Adapters()
+	want := c.Adapters()
 	for _, t := range c.Tensors() {
 		in := InAdapter(t)
 		if t.Layer < 0 && w.Has(in) { // PEFT saves a resized embedding in any case
@@ -152,11 +152,11 @@ func (w *Weights) CheckAdapter(c *Config) error {
 		if c.saved(t) || t.FileRows > 0 && w.Has(in) {
 			want = append(want, in)
 			if c.TieWordEmbeddings && t.Role == Embedding { // its copy may be there as the head
-				f.Tensors[Embedding], f.Tensors[Head] = in.Name, adapterPrefix+f.Tensors[Head]
+				w.embedding, w.head = in.Name, adapterPrefix+llamaNames[Head]
 			}
 		}
 	}
-	return w.Check(&f, want)
+	return w.Check(want)
 }
 
 // ExportAdapter writes an adapter directory that PEFT loads. The directory appears complete or not at all. It refuses a

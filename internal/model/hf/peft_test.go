@@ -94,6 +94,10 @@ func TestTargets(t *testing.T) {
 			}
 		}
 	}
+	c.Architecture, c.Tuning.LoRA = "phi3", &LoRA{R: 2, Alpha: 4}
+	if list := c.Adapters(); len(list) != 2*2*4 { // one pair for the three matrices of qkv_proj
+		t.Errorf("phi3: %d tensors", len(list))
+	}
 	if _, _, ok := Adapted("model.layers.0.self_attn.q_proj.weight"); ok {
 		t.Error("a matrix is an adapter")
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -31,11 +32,17 @@ const (
 // Weights are the open safetensors files of a model directory. Its methods may be called concurrently.
 type Weights struct {
 	path  string
+	what  string // in errors
+	needs string // the config that wants its tensors
 	files []*os.File
 	where map[string]*safetensors.File // by tensor
 	names []string
 	inner map[string]string // names in the files of tensors of a language model in a larger one, by their own names
 	means sync.Map          // of the rows of resized tensors, by name
+	index map[string]string // files of tensors that are in no file, by the index
+	note  string
+
+	embedding, head string // the pair that a model may tie; "": none
 
 	headers int64 // bytes of all headers
 	tensors int   // in all files
@@ -52,7 +59,11 @@ func openWeights(path, single string) (*Weights, error) {
 		return nil, err
 	}
 	defer d.Close()
-	w := &Weights{path: d.path, where: map[string]*safetensors.File{}}
+	w := &Weights{path: d.path, what: "model directory " + d.path, needs: "config.json",
+		where: map[string]*safetensors.File{}, embedding: llamaNames[Embedding], head: llamaNames[Head]}
+	if single != singleFile {
+		w.what, w.needs, w.embedding, w.head = "adapter "+filepath.Join(d.path, single), adapterConfig, "", ""
+	}
 	switch {
 	case single != singleFile || d.exists(single):
 		var s *safetensors.File
@@ -111,6 +122,22 @@ var outer = map[string]bool{"language_model": true, "vision_tower": true, "multi
 // stored returns the name of a tensor in its file.
 func (w *Weights) stored(name string) string { return cmp.Or(w.inner[name], name) }
 
+// find returns the name under which the files have a tensor; "" for none. As transformers 5 does, it also looks for the
+// name with one "model." more or less, and for tied embeddings under the name of the head.
+func (w *Weights) find(name string) string {
+	for _, name := range []string{name, strings.TrimPrefix(name, basePrefix), basePrefix + name} {
+		if w.where[name] != nil {
+			return name
+		}
+	}
+	if name == llamaNames[Embedding] {
+		return w.find(llamaNames[Head])
+	}
+	return ""
+}
+
+const basePrefix = "model."
+
 // These bounds of a sharded model, which may link to one file many times, are descriptors and the memory of all
 // headers. The largest known models have 200 shards and 10 MB of headers.
 const (
@@ -143,59 +170,35 @@ func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 	return s, nil
 }
 
-// openShards opens every shard of the index and checks that index and shards agree. It stops when the list of faults is
-// full.
-func (w *Weights) openShards(d *dir) error {
-	index, err := d.readIndex()
-	if err != nil {
+// openShards opens the shards of the index. As transformers 5 does, it takes from the index only the names of files. A
+// file may be absent: Check reports what the model needs of it.
+func (w *Weights) openShards(d *dir) (err error) {
+	if w.index, err = d.readIndex(); err != nil {
 		return err
 	}
 	path := filepath.Join(w.path, indexFile)
-	byFile := map[string][]string{}
-	for tensor, file := range index {
-		byFile[file] = append(byFile[file], tensor)
+	shards := slices.Compact(slices.Sorted(maps.Values(w.index)))
+	if len(shards) > maxShards {
+		return fmt.Errorf("%s: weight_map: it names %d files; at most %d are opened", path, len(shards), maxShards)
 	}
-	if len(byFile) > maxShards {
-		return fmt.Errorf("%s: weight_map: it names %d files; at most %d are opened", path, len(byFile), maxShards)
-	}
-	var faults terminal.Faults
-	left := len(byFile)
-	for _, file := range slices.Sorted(maps.Keys(byFile)) {
-		if faults.Full() {
-			break
-		}
-		left--
+	for _, file := range shards {
 		s, err := w.openShard(d, file)
-		if err != nil {
-			faults.Addf("%s: weight_map: %w", path, err)
+		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		slices.Sort(byFile[file])
-		var absent, strange []string
-		for _, tensor := range byFile[file] {
-			if _, ok := s.Info(tensor); !ok {
-				absent = append(absent, fmt.Sprintf("%.255q", tensor))
-			}
-			w.where[tensor] = s
+		if err != nil {
+			return fmt.Errorf("%s: weight_map: %w", path, err)
 		}
 		for _, tensor := range s.Names() {
-			if index[tensor] != file {
-				strange = append(strange, fmt.Sprintf("%.255q", tensor))
-			}
-		}
-		if len(absent) > 0 {
-			faults.Addf("%s: weight_map: %s not in %s; fetch the model again", path, tensorsNamed(absent),
-				terminal.Name(file))
-		}
-		if len(strange) > 0 {
-			faults.Addf("%s: weight_map: %s in %s, but not listed for it; fetch the model again", path,
-				tensorsNamed(strange), terminal.Name(file))
+			w.where[tensor] = s
 		}
 	}
-	if err := faults.Err(); err != nil && left > 0 {
-		return fmt.Errorf("%w\n%s: %d more files that weight_map names were not looked at", err, path, left)
+	if len(w.files) == 0 {
+		return fmt.Errorf("%s: weight_map: none of its files exists, such as %s; fetch the model again", path,
+			terminal.Name(shards[0]))
 	}
-	return faults.Err()
+	maps.DeleteFunc(w.index, func(name, _ string) bool { return w.where[name] != nil })
+	return nil
 }
 
 // readIndex returns the file of every tensor in the index.
@@ -262,68 +265,123 @@ func (w *Weights) Checksum(ctx context.Context) (string, error) {
 }
 
 // Check compares the files with the tensors of a model. The error lists missing and unknown tensors, wrong shapes and
-// unsupported types, the first of each kind by name. Two unused tensors are allowed: rotary_emb.inv_freq of old files,
-// and the head of a model that is tied to its embeddings.
-func (w *Weights) Check(f *Family, want []Tensor) error {
-	head := f.Tensors[Head]
-	known := map[string]bool{head: true}
-	var missing, shapes, types, more, out []string
+// unsupported types, the first of each kind by name. Afterwards Note describes the tensors that the model does not
+// need.
+func (w *Weights) Check(want []Tensor) error {
+	used := map[string]bool{}
+	untied := slices.ContainsFunc(want, func(t Tensor) bool { return t.Name == w.head })
+	var missing, shapes, types []string
 	for _, t := range want {
 		t, _ := t.inFiles()
-		if known[t.Name] && t.Name != head {
+		name := w.find(t.Name)
+		if untied && t.Name == w.embedding && name == w.find(w.head) {
+			name = "" // the model needs both
+		}
+		if name != "" && used[name] {
 			continue
 		}
-		known[t.Name] = true
+		used[name] = true
 		i, err := w.check(t)
 		switch {
+		case name == "" || i == nil:
+			missing = append(missing, w.absent(t))
 		case err == nil:
-		case i == nil:
-			missing = append(missing, fmt.Sprintf("%.255q %v", t.Name, t.Shape))
 		case !slices.Equal(i.Shape, t.fileShape()):
 			shapes = append(shapes, fmt.Sprintf("%.255q %v for %v", t.Name, i.Shape, t.fileShape()))
 		default:
 			types = append(types, fmt.Sprintf("%.255q %.64s", t.Name, i.DType))
 		}
 	}
-	for _, name := range w.names {
-		if !known[name] && !strings.HasSuffix(name, "rotary_emb.inv_freq") {
-			more = append(more, fmt.Sprintf("%.255q", name))
-		}
-	}
+	more, other := w.unused(want, used)
+	var out []string
 	for _, k := range []struct {
 		names []string
 		say   string
 	}{
-		{missing, "missing: config.json needs them"}, {shapes, "of another shape than config.json needs"},
+		{missing, "missing: " + w.needs + " needs them"}, {shapes, "of another shape than " + w.needs + " needs"},
 		{types, "of a type that is not read; convert to F64, F32, F16 or BF16"},
-		{more, "not in the model of config.json"},
+		{more, "not in the model of " + w.needs},
 	} {
 		if len(k.names) > 0 {
 			out = append(out, tensorsNamed(k.names)+" "+k.say)
 		}
 	}
-	untied := slices.ContainsFunc(want, func(t Tensor) bool { return t.Name == head })
-	if w.where[head] != nil && !untied && len(out) == 0 {
-		if at := slices.IndexFunc(want, func(t Tensor) bool { return t.Name == f.Tensors[Embedding] }); at >= 0 {
-			same, err := w.equal(want[at], head)
-			if err != nil {
-				return err
-			}
-			if !same {
-				out = append(out, fmt.Sprintf("%q differs from %q, to which the model ties it: set model.tie_word_embeddings "+
-					"to false, or remove the tensor", head, want[at].Name))
-			}
+	if len(out) == 0 && !untied {
+		if err := w.checkTied(want); err != nil {
+			return err
 		}
 	}
-	if len(missing) > 0 && w.where[head] == nil && untied {
-		out = append(out, fmt.Sprintf(
-			"if the model has no output matrix %q of its own, set model.tie_word_embeddings to "+
-				"true", head))
+	if len(missing) > 0 && w.find(w.head) == "" && untied {
+		out = append(out, fmt.Sprintf("if the model has no output matrix %q of its own, set model.tie_word_embeddings to "+
+			"true", w.head))
 	}
-	if len(out) == 0 {
+	if len(out) > 0 {
+		return fmt.Errorf("%s: %s", w.what, strings.Join(out, "\n  "))
+	}
+	if len(other) > 0 {
+		w.note = fmt.Sprintf("%s: %s not needed and not read", w.what, tensorsNamed(other))
+	}
+	return nil
+}
+
+// Note returns a line on the tensors that Check found not to be needed; "" for none.
+func (w *Weights) Note() string { return w.note }
+
+// absent names a missing tensor, and its file if the index has one.
+func (w *Weights) absent(t Tensor) string {
+	text := fmt.Sprintf("%.255q %v", t.Name, t.fileShape())
+	if file := w.index[t.Name]; file != "" {
+		text += " (of " + terminal.Name(file) + ")"
+	}
+	return text
+}
+
+// unused lists the other tensors. inside has those of modules and layers of the model: without them it would compute
+// something else. The head of a tied model and rotary_emb.inv_freq of old files are in neither list.
+func (w *Weights) unused(want []Tensor, used map[string]bool) (inside, other []string) {
+	module := func(name string) string {
+		return strings.TrimPrefix(name[:strings.LastIndexByte(name, '.')+1], basePrefix)
+	}
+	layer := func(name string) string {
+		parts := strings.SplitN(strings.TrimPrefix(name, basePrefix), ".", 3)
+		return strings.Join(parts[:len(parts)-1], ".")
+	}
+	known := map[string]bool{}
+	for _, t := range want {
+		t, _ := t.inFiles()
+		known[module(t.Name)], known[layer(t.Name)] = true, true
+	}
+	delete(known, "")
+	for _, name := range w.names {
+		switch {
+		case used[name] || name == w.find(w.head) || strings.HasSuffix(name, "rotary_emb.inv_freq"):
+		case known[module(name)] || known[layer(name)]:
+			inside = append(inside, fmt.Sprintf("%.255q", name))
+		default:
+			other = append(other, fmt.Sprintf("%.255q", name))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.index)) {
+		if !used[w.find(name)] {
+			other = append(other, fmt.Sprintf("%.255q (only in the index)", name))
+		}
+	}
+	return inside, other
+}
+
+// checkTied compares the head in the files of a tied model with the embeddings. transformers 5 unties them if they
+// differ.
+func (w *Weights) checkTied(want []Tensor) error {
+	embedding, head := w.embedding, w.find(w.head)
+	at := slices.IndexFunc(want, func(t Tensor) bool { return t.Name == embedding })
+	if head == "" || at < 0 || head == w.find(embedding) {
 		return nil
 	}
-	return fmt.Errorf("model directory %s: %s", w.path, strings.Join(out, "\n  "))
+	if same, err := w.equal(want[at], head); err != nil || same {
+		return err
+	}
+	return fmt.Errorf("%s: %q differs from %q, to which the model ties it: set model.tie_word_embeddings to false, or "+
+		"remove the tensor", w.what, head, embedding)
 }
 
 // equal reports whether a tensor of another name has the same elements.
@@ -357,22 +415,20 @@ func tensorsNamed(names []string) string {
 
 // check finds the faults of a tensor. It returns the tensor's entry in the file, or nil.
 func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
-	s, ok := w.where[t.Name]
-	if !ok {
-		return nil, fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path,
-			t.Name, t.Shape)
+	name := w.find(t.Name)
+	if name == "" {
+		return nil, fmt.Errorf("%s: tensor %s is missing; %s needs it", w.what, w.absent(t), w.needs)
 	}
-	i, _ := s.Info(w.stored(t.Name))
+	i, _ := w.where[name].Info(w.stored(name))
 	if !slices.Equal(i.Shape, t.fileShape()) {
-		return &i, fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name,
-			i.Shape, t.fileShape())
+		return &i, fmt.Errorf("%s: tensor %q: shape %v, but %s needs %v", w.what, t.Name, i.Shape, w.needs, t.fileShape())
 	}
 	switch i.DType {
 	case safetensors.F64, safetensors.F32, safetensors.F16, safetensors.BF16:
 		return &i, nil
 	}
-	return &i, fmt.Errorf("model directory %s: tensor %q: type %.64s is not supported; convert it to F64, F32, F16 or "+
-		"BF16", w.path, t.Name, i.DType)
+	return &i, fmt.Errorf("%s: tensor %q: type %.64s is not supported; convert it to F64, F32, F16 or BF16", w.what,
+		t.Name, i.DType)
 }
 
 // Read fills dst with the elements of a tensor, row-major, from element off. The file must have t.Shape, or
@@ -387,14 +443,15 @@ func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
 	if _, err := w.check(t); err != nil {
 		return err
 	}
-	if err := w.where[t.Name].ReadFloat32(w.stored(t.Name), dst, off); err != nil {
+	name := w.find(t.Name)
+	if err := w.where[name].ReadFloat32(w.stored(name), dst, off); err != nil {
 		return err
 	}
 	for i, x := range dst {
 		if x-x != 0 { // NaN or an infinity
 			return fmt.Errorf("%s: tensor %q: element %d is %v: the weights in the file are spoilt; fetch the model "+
 				"again, or start from another",
-				w.where[t.Name].Name(), t.Name, off+int64(i), x)
+				w.where[name].Name(), t.Name, off+int64(i), x)
 		}
 	}
 	return nil

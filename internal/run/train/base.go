@@ -35,7 +35,7 @@ func NewInitial(cfg *config.Config, saved bool) (*Initial, error) {
 	var err error
 	if m.From != "" && needs(m.Tensors()) {
 		if s.base, err = hf.OpenWeights(m.From); err == nil {
-			err = s.base.Check(m.Family(), m.Tensors())
+			err = s.base.Check(m.Tensors())
 		}
 	}
 	if l := m.Tuning.LoRA; err == nil && l != nil && l.From != "" && needs(append(m.Adapters(), m.Kept()...)) {

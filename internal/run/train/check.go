@@ -48,12 +48,12 @@ func Check(cfg *config.Config) (*plan.Data, error) {
 		}
 	}
 	if cfg.Model.From != "" {
-		note("model.from", checkWeights(hf.OpenWeights, cfg.Model.From, func(w *hf.Weights) error {
-			return w.Check(cfg.Model.Family(), cfg.Model.Tensors())
+		note("model.from", checkWeights(cfg, hf.OpenWeights, cfg.Model.From, func(w *hf.Weights) error {
+			return w.Check(cfg.Model.Tensors())
 		}))
 	}
 	if l := cfg.Model.Tuning.LoRA; l != nil && l.From != "" {
-		note("lora.from", checkWeights(hf.OpenAdapter, l.From, func(w *hf.Weights) error {
+		note("lora.from", checkWeights(cfg, hf.OpenAdapter, l.From, func(w *hf.Weights) error {
 			return w.CheckAdapter(&cfg.Model.Config)
 		}))
 	}
@@ -66,13 +66,18 @@ func Check(cfg *config.Config) (*plan.Data, error) {
 	return found, cfg.ResolveEpochs(found.EpochSamples)
 }
 
-func checkWeights(open func(string) (*hf.Weights, error), path string, check func(*hf.Weights) error) error {
+func checkWeights(cfg *config.Config, open func(string) (*hf.Weights, error), path string,
+	check func(*hf.Weights) error) error {
 	w, err := open(path)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	return check(w)
+	err = check(w)
+	if note := w.Note(); note != "" {
+		cfg.Warn("model.from", note)
+	}
+	return err
 }
 
 // FirstDocuments returns the document lengths of the first sample of a run; nil if documents are not separate, or not
