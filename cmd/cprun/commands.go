@@ -170,6 +170,7 @@ func exportCommand() *cobra.Command {
 	c.Flags().StringVar(&o.To, "to", "", "`directory` to write")
 	c.Flags().StringVar(&o.DType, "dtype", "auto", "fp32, bf16, fp16, or auto (as in model.from, else fp32)")
 	c.Flags().Int64Var(&o.Step, "step", 0, "checkpoint of step `N`; 0: the newest")
+	c.Flags().StringArrayVar(&o.Set, "set", nil, "override a path of the run's config: `model.from=DIR` (repeatable)")
 	c.Flags().BoolVar(&o.Merge, "merge", false, "of a run with lora: the model with its adapters added, in place of the "+
 		"adapter")
 	return c
@@ -317,6 +318,7 @@ after --max-tokens, or at the model's last position. Ctrl-C ends it with status 
 	f.Int64Var(&o.Step, "step", 0, "checkpoint of step `N` of a run; 0: the newest")
 	f.StringVar(&o.Tokenizer, "tokenizer", "",
 		"a tokenizer.json or the `directory` of one, or bytes (default: the model's own)")
+	f.StringArrayVar(&o.Set, "set", nil, "override a path of the run's config: `model.from=DIR` (repeatable)")
 	f.StringVar(&o.Device, "device", "auto", "auto, cpu or cuda")
 	f.BoolVar(&o.IgnoreEOS, "ignore-eos", false, "do not stop at an end-of-text token")
 	f.BoolVar(&o.Echo, "echo", false, "also print the prompt")

@@ -222,6 +222,11 @@ func (o *EvalOptions) base(
 			if _, err := os.Stat(cfg.Model.From); err != nil { // all keys of the model are in the config
 				set = []string{"model.from=null"}
 			}
+			from := func(s string) bool { return strings.HasPrefix(s, "model.from=") }
+			if len(set) > 0 && slices.ContainsFunc(cfg.Model.Tensors(), cfg.Model.Frozen) && !slices.ContainsFunc(o.Set, from) {
+				return "", "", nil, inputf("%s: its frozen weights are in model.from %s: %w", path,
+					terminal.Name(cfg.Model.From), moved(cfg, fs.ErrNotExist))
+			}
 		}
 	}
 	return name, text, set, nil

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -30,6 +31,7 @@ type ExportOptions struct {
 	DType  string // fp32, bf16, fp16, or auto: as in model.from, else fp32
 	Step   int64  // of the checkpoint; 0: the newest one
 	Merge  bool   // write the model with its adapters added
+	Set    []string
 	Stdout io.Writer
 }
 
@@ -60,7 +62,7 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	for _, line := range skipped {
 		fmt.Fprintln(o.Stdout, line)
 	}
-	cfg, initial, err := savedModel(ctx, c)
+	cfg, initial, err := savedModel(ctx, c, o.Set)
 	if err != nil {
 		return 0, &InputError{err}
 	}
@@ -164,9 +166,9 @@ func exported(cfg *config.Config) *hf.Config {
 	return &c
 }
 
-// savedModel opens the model of a checkpoint: its config, and the weights that training began from.
-func savedModel(ctx context.Context, c *checkpoint.Checkpoint) (*config.Config, *train.Initial, error) {
-	cfg, err := checkpointConfig(c)
+// savedModel opens the model of a checkpoint: its config, changed by --set, and the weights that training began from.
+func savedModel(ctx context.Context, c *checkpoint.Checkpoint, set []string) (*config.Config, *train.Initial, error) {
+	cfg, err := checkpointConfig(c, set...)
 	if err == nil {
 		err = c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config)))
 	}
@@ -175,7 +177,7 @@ func savedModel(ctx context.Context, c *checkpoint.Checkpoint) (*config.Config, 
 	}
 	initial, err := train.NewInitial(cfg, true)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, moved(cfg, err)
 	}
 	if err := initial.Matches(ctx, c); err != nil {
 		return nil, nil, errors.Join(err, initial.Close())
@@ -183,10 +185,24 @@ func savedModel(ctx context.Context, c *checkpoint.Checkpoint) (*config.Config, 
 	return cfg, initial, nil
 }
 
-// checkpointConfig returns the config of a checkpoint. It does not look for the data.
-func checkpointConfig(c *checkpoint.Checkpoint) (*config.Config, error) {
+// moved adds the fix to an error if model.from is gone.
+func moved(cfg *config.Config, err error) error {
+	if _, gone := os.Stat(cfg.Model.From); cfg.Model.From != "" && errors.Is(gone, fs.ErrNotExist) {
+		return fmt.Errorf("%w; if the model was moved, name its new place: --set model.from=DIR", err)
+	}
+	return err
+}
+
+// checkpointConfig returns the config of a checkpoint, changed by --set. It does not look for the data.
+func checkpointConfig(c *checkpoint.Checkpoint, set ...string) (*config.Config, error) {
+	for _, s := range set {
+		if key, _, _ := strings.Cut(s, "="); key != "model.from" && key != "data.tokenizer" && key != "data.chat_template" {
+			return nil, fmt.Errorf("--set %s: the model of a checkpoint is fixed; only model.from, data.tokenizer and "+
+				"data.chat_template may have moved", terminal.Name(s))
+		}
+	}
 	cfg, err := config.Parse(filepath.Join(c.Dir, "manifest.json"), []byte(c.Manifest.Config),
-		config.Options{NoFiles: true})
+		config.Options{NoFiles: true, Set: set})
 	if err != nil {
 		return nil, fmt.Errorf("config in %s: %w", c.Dir, err)
 	}

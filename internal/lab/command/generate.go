@@ -39,7 +39,8 @@ type GenerateOptions struct {
 	Chat       string  // in its place: a message to answer, or a file with messages
 	MaxTokens  int     // new ones
 	Sampling   generate.Sampling
-	Step       int64  // of the checkpoint of a run; 0: the newest one
+	Step       int64 // of the checkpoint of a run; 0: the newest one
+	Set        []string
 	Tokenizer  string // a tokenizer.json, its directory, or bytes; "": the model's own
 	IgnoreEOS  bool
 	Device     string // auto, cpu or cuda
@@ -277,9 +278,12 @@ type source struct {
 // openSource opens the checkpoint of a run, or a Hugging Face directory, and checks its metadata.
 func openSource(ctx context.Context, path string, o *GenerateOptions) (w *source, err error) {
 	if isModel(path, o.Step) {
+		if len(o.Set) > 0 {
+			return nil, inputf("--set: %s is no run; remove the flag", terminal.Name(path))
+		}
 		w, err = sourceOfModel(path)
 	} else {
-		w, err = sourceOfRun(ctx, path, o.Step)
+		w, err = sourceOfRun(ctx, path, o)
 	}
 	if err != nil {
 		return nil, err
@@ -350,12 +354,12 @@ func sourceOfModel(path string) (*source, error) {
 	return w, nil
 }
 
-func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) {
-	c, skipped, err := checkpointOf(ctx, path, step)
+func sourceOfRun(ctx context.Context, path string, o *GenerateOptions) (*source, error) {
+	c, skipped, err := checkpointOf(ctx, path, o.Step)
 	if err != nil {
 		return nil, err
 	}
-	w, err := sourceOf(ctx, c)
+	w, err := sourceOf(ctx, c, o.Set)
 	if err != nil {
 		c.Close()
 		return nil, &InputError{err}
@@ -364,8 +368,8 @@ func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) 
 	return w, nil
 }
 
-func sourceOf(ctx context.Context, c *checkpoint.Checkpoint) (*source, error) {
-	cfg, initial, err := savedModel(ctx, c)
+func sourceOf(ctx context.Context, c *checkpoint.Checkpoint, set []string) (*source, error) {
+	cfg, initial, err := savedModel(ctx, c, set)
 	if err != nil {
 		return nil, err
 	}

@@ -79,6 +79,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	if len(f.list) > 0 && len(f.where.keys) == 0 {
 		return nil, f.err() // nothing could be read; faults about missing keys would not help
 	}
+	base := src.values["model.from"]
 	for _, arg := range opts.Set {
 		src.readFlag(arg)
 	}
@@ -89,6 +90,9 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	src.chooseOne("lr_schedule.warmup_steps", "lr_schedule.warmup_ratio")
 	l := &loader{source: src, paths: newPaths(name, disk), cfg: &Config{where: f.where}, opts: opts}
 	l.cfg.Data.known, l.cfg.Data.note = opts.Known, opts.Note
+	if base != nil && !IsNull(base) {
+		l.was = filepath.Clean(base.Value)
+	}
 	l.decodeFrom()
 	l.decodeRope()
 	for i := range keys {
@@ -177,7 +181,7 @@ func (l *loader) decodeFrom() {
 		return
 	}
 	dir, tried := l.find(l.cfg.Model.From, l.where.of(k.path).line == 0, l.disk.isDir)
-	l.cfg.Model.From = dir
+	l.cfg.Model.From, l.now = dir, dir
 	if tried != "" && l.opts.NoFiles && l.modelGiven() {
 		return
 	}

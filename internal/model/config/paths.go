@@ -47,6 +47,8 @@ type paths struct {
 	disk    disk
 	fileDir string // absolute
 	workDir string
+	// was is model.from of the file; now is that of a flag. A file that is gone with was may be in now.
+	was, now string
 }
 
 func newPaths(file string, disk disk) paths {
@@ -59,8 +61,18 @@ func newPaths(file string, disk disk) paths {
 }
 
 // find makes a path absolute: in the config's directory if it exists there, else in the working directory; for flags in
-// the other order. If neither exists, tried names both.
+// the other order. If neither exists, it looks in the new place of a moved model; then tried names both.
 func (p paths) find(path string, flag bool, exists func(string) bool) (abs, tried string) {
+	if abs, tried = p.findHere(path, flag, exists); tried != "" && p.was != "" {
+		rest, inside := strings.CutPrefix(filepath.Clean(path), p.was+"/")
+		if moved := filepath.Join(p.now, rest); inside && exists(moved) {
+			return moved, ""
+		}
+	}
+	return abs, tried
+}
+
+func (p paths) findHere(path string, flag bool, exists func(string) bool) (abs, tried string) {
 	if filepath.IsAbs(path) {
 		if abs = filepath.Clean(path); !exists(abs) {
 			tried = clipped(abs)
