@@ -76,11 +76,7 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	if lora && !o.Merge {
 		return 0, o.adapter(cfg, c, read)
 	}
-	var brought []string
-	var without error // the reason if files are missing
-	if cfg.Model.From != "" {
-		brought, without = hf.Companions(cfg.Model.From)
-	}
+	brought, without := sourcesOf(cfg).Companions()
 	err = hf.Export(o.To, hf.Model{
 		Config: exported(cfg), From: cfg.Model.From, Companions: brought, DType: dtype, Tensors: cfg.Model.Tensors(),
 		Bytes: ofBytes(cfg), EOS: cfg.Data.EOSTokenID,
@@ -91,17 +87,42 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	}
 	fmt.Fprintf(o.Stdout, "wrote %s: %s of step %d, %d tensors in %s\n", terminal.Name(o.To), cfg.Model.Architecture,
 		c.Manifest.Step, len(cfg.Model.Tensors()), dtype)
-	if len(brought) > 0 {
-		fmt.Fprintf(o.Stdout, "from %s: %s\n", terminal.Name(cfg.Model.From), strings.Join(brought, ", "))
-	}
-	if without != nil {
-		fmt.Fprintf(o.Stdout, "note: the export lacks files of the tokenizer or generation_config.json: %v; "+
-			"copy them there from the model of model.from\n", without)
+	o.saying(brought, without)
+	if ids, err := cfg.Model.SpecialIDs("eos_token_id"); err == nil && len(ids) > 0 && cfg.Data.EOSTokenID >= 0 &&
+		!slices.Contains(ids, cfg.Data.EOSTokenID) {
+		fmt.Fprintf(o.Stdout, "note: texts of the run ended with token %d, so the export has it as its first eos_token_id; "+
+			"the model had %d\n", cfg.Data.EOSTokenID, ids[0])
 	}
 	if caveat := cfg.Model.Caveat().Msg; caveat != "" {
 		fmt.Fprintf(o.Stdout, "note: %s\n", caveat)
 	}
 	return 0, nil
+}
+
+// sourcesOf returns the files of a run that an export copies.
+func sourcesOf(cfg *config.Config) hf.Sources {
+	s := hf.Sources{Model: cfg.Model.From, Tokenizer: cfg.Data.Tokenizer, Template: cfg.Data.ChatTemplate}
+	if s.Tokenizer == config.Bytes {
+		s.Tokenizer = ""
+	} else if s.Tokenizer == "" && s.Model != "" { // it may be in another form
+		s.Tokenizer = filepath.Join(s.Model, "tokenizer.json")
+	}
+	return s
+}
+
+// saying prints the files that an export copied.
+func (o *ExportOptions) saying(brought []hf.Companion, without error) {
+	byDir := map[string][]string{}
+	for _, c := range brought {
+		byDir[filepath.Dir(c.Path)] = append(byDir[filepath.Dir(c.Path)], filepath.Base(c.Path))
+	}
+	for _, dir := range slices.Sorted(maps.Keys(byDir)) {
+		fmt.Fprintf(o.Stdout, "from %s: %s\n", terminal.Name(dir), strings.Join(byDir[dir], ", "))
+	}
+	if without != nil {
+		fmt.Fprintf(o.Stdout, "note: the export lacks files of the tokenizer or generation_config.json: %v; copy them "+
+			"there, or name the new place of the model: --set model.from=DIR\n", without)
+	}
 }
 
 // adapter writes the adapter of a run.
@@ -112,15 +133,33 @@ func (o *ExportOptions) adapter(cfg *config.Config, c *checkpoint.Checkpoint,
 			"--merge, which writes the whole model", w)
 	}
 	dtype, list := cmp.Or(exportTypes[o.DType], safetensors.F32), append(cfg.Model.Adapters(), cfg.Model.Kept()...)
-	m := hf.Model{Config: &cfg.Model.Config, DType: dtype, From: cfg.Model.From, Tensors: list, Read: read}
+	sources := sourcesOf(cfg)
+	sources.Model = ""
+	brought, without := sources.Companions()
+	m := hf.Model{Config: &cfg.Model.Config, DType: dtype, From: cfg.Model.From, Tensors: list, Read: read,
+		Companions: brought, EOS: -1}
+	var changed []string
+	if m.From != "" {
+		var err error
+		if changed, err = exported(cfg).Changed(m.From); err != nil {
+			return moved(cfg, err)
+		}
+		m.Changed = len(changed) > 0
+	}
 	if err := hf.ExportAdapter(o.To, m); err != nil {
 		return err
 	}
 	fmt.Fprintf(o.Stdout, "wrote %s: adapter of step %d, %d tensors in %s, for %s; --merge writes the whole model\n",
 		terminal.Name(o.To), c.Manifest.Step, len(list), dtype, cmp.Or(terminal.Name(cfg.Model.From), "random weights"))
+	if m.Changed {
+		fmt.Fprintf(o.Stdout, "the run changed %s of the base; %s holds them: load the base with "+
+			"config=AutoConfig.from_pretrained(%q)\n", strings.Join(changed, ", "),
+			terminal.Name(filepath.Join(o.To, "config.json")), o.To)
+	}
 	if n := cfg.Model.VocabSize; cfg.Model.FileVocab > 0 {
 		fmt.Fprintf(o.Stdout, "note: before peft loads it, resize the base: model.resize_token_embeddings(%d)\n", n)
 	}
+	o.saying(brought, without)
 	return nil
 }
 
@@ -142,10 +181,10 @@ func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoi
 	return c, allSkipped(reasons), nil
 }
 
-// ofBytes reports whether a model was trained from new weights on the bytes of text.
+// ofBytes reports whether a model was trained on the bytes of text.
 func ofBytes(cfg *config.Config) bool {
 	tokens := func(f config.File) bool { return filepath.Ext(f.Path) == ".bin" }
-	return cfg.Model.From == "" && cfg.Data.Tokenizer == config.Bytes && cfg.Model.VocabSize >= 256 &&
+	return cfg.Data.Tokenizer == config.Bytes && cfg.Model.VocabSize >= 256 &&
 		!slices.ContainsFunc(cfg.Data.Path, tokens)
 }
 
@@ -157,10 +196,12 @@ func exported(cfg *config.Config) *hf.Config {
 	if c.MaxPositionEmbedding == 0 {
 		c.MaxPositionEmbedding = c.Positions(cfg.Data.SeqLen)
 	}
-	if raw := c.TokenIDs[eos]; cfg.Data.EOSTokenID >= 0 && (raw == nil || string(raw) == "null") {
+	if had, err := c.SpecialIDs(eos); cfg.Data.EOSTokenID >= 0 && err == nil && !slices.Contains(had, cfg.Data.EOSTokenID) {
 		ids := map[string]json.RawMessage{}
 		maps.Copy(ids, c.TokenIDs)
-		ids[eos] = strconv.AppendInt(nil, int64(cfg.Data.EOSTokenID), 10)
+		if ids[eos], err = json.Marshal(append([]int{cfg.Data.EOSTokenID}, had...)); len(had) == 0 {
+			ids[eos] = strconv.AppendInt(nil, int64(cfg.Data.EOSTokenID), 10)
+		}
 		c.TokenIDs = ids
 	}
 	return &c

@@ -90,7 +90,7 @@ func (s *Source) addEncoder(h hash.Hash) error {
 		fmt.Fprintf(h, "all %t\n", c.All)
 		paths = append(paths, c.files...)
 	}
-	for _, path := range paths {
+	for i, path := range paths { // by their place, since files may move
 		f, size, err := openSized(path)
 		if path == "" || errors.Is(err, fs.ErrNotExist) { // if it is needed, encoding fails
 			continue
@@ -98,7 +98,7 @@ func (s *Source) addEncoder(h hash.Hash) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
-		fmt.Fprintln(h, filepath.Base(path), size)
+		fmt.Fprintln(h, i, size)
 		_, err = io.Copy(h, f)
 		f.Close()
 		if err != nil {

@@ -60,17 +60,12 @@ func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
 	return t, cause(err)
 }
 
-// files lists the files that decide the ids.
-func (t *Tokenizer) files() (paths []string) {
+// files lists the files that decide the ids; some may be absent.
+func (t *Tokenizer) files() []string {
 	if t == nil || t.path == "" || t.bytes() {
 		return nil
 	}
-	for _, path := range tokenizer.Beside(t.path) {
-		if _, err := os.Stat(path); err == nil {
-			paths = append(paths, path)
-		}
-	}
-	return append(paths, t.path)
+	return append(tokenizer.Beside(t.path), t.path)
 }
 
 // token names an id in errors.

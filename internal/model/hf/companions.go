@@ -2,6 +2,7 @@ package hf
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,35 +16,72 @@ import (
 	"github.com/cprun/cprun/internal/model/tokenizer"
 )
 
-// companions lists the files of a model directory that training does not change: the tokenizer in its forms, and
-// generation settings.
-var companions = []string{
-	"generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-	"added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+// tokenizerFiles lists the files of a tokenizer in its forms.
+var tokenizerFiles = []string{
+	"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+	"vocab.json", "merges.txt", templateFile, "chat_template.json",
 }
 
-// Companions lists the tokenizer's files and generation_config.json of a model directory. The error reports the
-// directory or unreadable files in it.
-func Companions(path string) (names []string, err error) {
-	d, err := openDir(path)
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
+const (
+	templateFile   = "chat_template.jinja"
+	generationFile = "generation_config.json"
+)
+
+// A Companion is a file beside weights that training does not change.
+type Companion struct {
+	Path string // its source
+	Name string // in the export
+}
+
+// Sources are the files of a run that go into an export; each may be "".
+type Sources struct {
+	Model     string // a directory with generation_config.json
+	Tokenizer string // a tokenizer.json
+	Template  string // a Jinja file in place of the tokenizer's own
+}
+
+// Companions lists the files to export. The error reports directories or files that cannot be read.
+func (s Sources) Companions() (list []Companion, err error) {
 	var errs []error
-	for _, name := range append(slices.Clone(companions), d.templates()...) {
-		if !d.exists(name) {
-			continue
-		}
-		f, err := d.companion(name)
+	add := func(dir, from, to string) {
+		dir = filepath.Clean(dir)
+		d, err := openDir(dir)
 		if err != nil {
-			errs = append(errs, err)
-			continue
+			if len(errs) == 0 || errs[0].Error() != err.Error() {
+				errs = append(errs, err)
+			}
+			return
 		}
-		f.Close()
-		names = append(names, name)
+		defer d.Close()
+		names := []string{from}
+		if from == "" {
+			names = append(slices.Clone(tokenizerFiles), d.templates()...)
+		}
+		for _, name := range names {
+			if !d.exists(name) || s.Template != "" && name == templateFile && from == "" {
+				continue
+			}
+			f, err := d.companion(name)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			f.Close()
+			list = append(list, Companion{filepath.Join(dir, name), cmp.Or(to, name)})
+		}
 	}
-	return names, errors.Join(errs...)
+	if s.Model != "" {
+		add(s.Model, generationFile, "")
+	}
+	if dir, name := filepath.Split(s.Tokenizer); name == tokenizerFiles[0] {
+		add(dir, "", "")
+	} else if name != "" {
+		add(dir, name, tokenizerFiles[0])
+	}
+	if dir, name := filepath.Split(s.Template); name != "" {
+		add(dir, name, templateFile)
+	}
+	return list, errors.Join(errs...)
 }
 
 // templatesDir is the directory with additional chat templates.
@@ -87,35 +125,54 @@ func (d *dir) companion(name string) (*os.File, error) {
 }
 
 func (m Model) copyCompanions(to *os.Root) error {
-	if len(m.Companions) == 0 {
-		return nil
-	}
-	d, err := openDir(m.From)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	for _, name := range m.Companions {
-		if err := d.copy(name, to); err != nil {
-			return fmt.Errorf("copy of %s: %w", terminal.Name(filepath.Join(m.From, name)), err)
+	for _, c := range m.Companions {
+		path, name := filepath.Split(c.Path)
+		if dir := filepath.Base(filepath.Dir(c.Path)); dir == templatesDir {
+			path, name = filepath.Dir(filepath.Dir(c.Path)), filepath.Join(dir, name)
+		}
+		d, err := openDir(path)
+		if err == nil {
+			if c.Name == generationFile {
+				err = d.copyGeneration(to, m.EOS)
+			} else {
+				err = d.copy(name, c.Name, to)
+			}
+			d.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("copy of %s: %w", terminal.Name(c.Path), err)
 		}
 	}
 	return nil
 }
 
-func (d *dir) copy(name string, to *os.Root) error {
+// copyGeneration copies generation_config.json. As in the Trainer of transformers, the EOS of the run comes first.
+func (d *dir) copyGeneration(to *os.Root, eos int) error {
+	keys := map[string]json.RawMessage{}
+	_, err := d.decode(generationFile, maxConfig, maxConfigValues, &keys)
+	ids, wrong := tokenIDs(keys["eos_token_id"])
+	if err != nil || wrong != nil || eos < 0 || len(ids) == 0 || slices.Contains(ids, eos) {
+		return d.copy(generationFile, generationFile, to)
+	}
+	if keys["eos_token_id"], err = json.Marshal(append([]int{eos}, ids...)); err != nil {
+		return err
+	}
+	return writeJSON(to, generationFile, keys)
+}
+
+func (d *dir) copy(name, as string, to *os.Root) error {
 	src, err := d.companion(name)
 	if err != nil {
 		return err
 	}
 	defer src.Close()
-	if dir := filepath.Dir(name); dir != "." {
+	if dir := filepath.Dir(as); dir != "." {
 		if to, err = files.Sub(to, dir); err != nil {
 			return err
 		}
 		defer to.Close()
 	}
-	return files.Write(to, filepath.Base(name), func(w io.Writer) error {
+	return files.Write(to, filepath.Base(as), func(w io.Writer) error {
 		_, err := io.Copy(w, io.LimitReader(src, maxCompanion))
 		return err
 	})

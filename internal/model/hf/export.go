@@ -30,8 +30,9 @@ type Model struct {
 	// memory stays small for any tensor.
 	Read func(t Tensor, off int64, dst []float32) error
 
-	From       string   // model directory at the start of training; "" for none
-	Companions []string // files of From to copy
+	From       string // model directory at the start of training; "" for none
+	Companions []Companion
+	Changed    bool // of an adapter: the run changed the model's config.json
 
 	// Bytes: the tokens are bytes, so the export gets a tokenizer for them. EOS is the token that ends a document, -1
 	// for none.
@@ -194,12 +195,44 @@ func ElementType(name string) safetensors.DType {
 // WriteConfig writes config.json for transformers 4 and 5: the rotary settings and the element type are written in both
 // forms.
 func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
+	m, err := c.keys(dir.Name(), dtype)
+	if err != nil {
+		return err
+	}
+	return writeJSON(dir, "config.json", m)
+}
+
+// Changed lists the keys of config.json, sorted, that c has and a model directory has not, or with another value.
+// Those of the element type and of tokens do not count.
+func (c *Config) Changed(from string) (list []string, err error) {
+	base, err := ReadConfig(from)
+	if err != nil {
+		return nil, err
+	}
+	now := c.unresized()
+	now.TokenIDs = base.TokenIDs
+	was, err := base.keys(from, safetensors.F32)
+	if err != nil {
+		return nil, err
+	}
+	is, err := now.keys(from, safetensors.F32)
+	for _, key := range slices.Sorted(maps.Keys(is)) {
+		a, _ := json.Marshal(was[key])
+		if b, _ := json.Marshal(is[key]); !bytes.Equal(a, b) {
+			list = append(list, key)
+		}
+	}
+	return list, err
+}
+
+// keys returns the content of config.json.
+func (c *Config) keys(dir string, dtype safetensors.DType) (map[string]any, error) {
 	if faults := c.Check(); len(faults) > 0 {
-		return &ConfigError{terminal.Name(filepath.Join(dir.Name(), "config.json")), faults}
+		return nil, &ConfigError{terminal.Name(filepath.Join(dir, "config.json")), faults}
 	}
 	name, ok := torchNames[dtype]
 	if !ok {
-		return fmt.Errorf("weights are exported as F32, F16 or BF16, not as %q", dtype)
+		return nil, fmt.Errorf("weights are exported as F32, F16 or BF16, not as %q", dtype)
 	}
 	f := c.Family()
 	m := map[string]any{
@@ -247,7 +280,7 @@ func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
 	}
 	writeRope(m, c)
 	writeWindow(m, c)
-	return writeJSON(dir, "config.json", m)
+	return m, nil
 }
 
 func writeRope(m map[string]any, c *Config) {

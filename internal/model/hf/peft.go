@@ -1,7 +1,9 @@
 package hf
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -174,7 +176,7 @@ func ExportAdapter(path string, m Model) error {
 		targets.Names = m.Config.modules()
 	}
 	config := map[string]any{
-		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": m.From, "inference_mode": true,
+		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": hubName(m.From), "inference_mode": true,
 		"r": l.R, "lora_alpha": number(l.Alpha), "lora_dropout": number(l.Dropout), "target_modules": targets,
 		"exclude_modules": l.Exclude, "layers_to_transform": l.Layers, "layers_pattern": l.LayersPattern,
 		"use_rslora": l.RSLoRA, "use_dora": false, "bias": "none", "fan_in_fan_out": false, "init_lora_weights": true,
@@ -195,6 +197,26 @@ func ExportAdapter(path string, m Model) error {
 		if err := safetensors.WriteIn(dir, adapterFile, map[string]string{"format": "pt"}, entries); err != nil {
 			return err
 		}
-		return writeJSON(dir, adapterConfig, config)
+		return errors.Join(writeJSON(dir, adapterConfig, config), m.writeBeside(dir))
 	})
+}
+
+// writeBeside writes the tokenizer beside an adapter, and config.json if the run changed the model's.
+func (m Model) writeBeside(dir *os.Root) error {
+	if m.Changed {
+		if err := WriteConfig(dir, m.Config.unresized(), cmp.Or(ElementType(m.Config.DType), m.DType)); err != nil {
+			return err
+		}
+	}
+	return m.copyCompanions(dir)
+}
+
+// hubName returns the name on the hub of a model in the download cache of huggingface_hub, and other paths unchanged.
+func hubName(path string) string {
+	snapshots := filepath.Dir(path)
+	name, ok := strings.CutPrefix(filepath.Base(filepath.Dir(snapshots)), "models--")
+	if !ok || filepath.Base(snapshots) != "snapshots" {
+		return path
+	}
+	return strings.ReplaceAll(name, "--", "/")
 }

@@ -37,7 +37,7 @@ func ReadConfig(dir string) (*Config, error) {
 		return nil, err
 	}
 	defer d.Close()
-	if d.exists("adapter_config.json") && !d.exists("config.json") {
+	if d.exists(adapterConfig) && !d.exists(singleFile) && !d.exists(indexFile) {
 		return nil, fmt.Errorf(
 			"model directory %s: it holds a LoRA adapter (adapter_config.json), not a model: name its "+
 				"base model, or merge the two "+

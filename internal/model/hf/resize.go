@@ -1,5 +1,7 @@
 package hf
 
+import "cmp"
+
 // fileShape returns the shape of a tensor in files.
 func (t Tensor) fileShape() []int {
 	if t.FileRows == 0 {
@@ -48,4 +50,10 @@ func (w *Weights) mean(t Tensor) ([]float32, error) {
 	}
 	w.means.Store(t.Name, mean)
 	return mean, nil
+}
+
+// unresized returns the config with the rows in files: PEFT loads an adapter on a base that it resizes after loading.
+func (c Config) unresized() *Config {
+	c.VocabSize = cmp.Or(c.FileVocab, c.VocabSize)
+	return &c
 }

@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -164,8 +165,8 @@ func TestExportBringsTheTokenizer(t *testing.T) {
 	}
 	m := model(t, "tiny-llama", safetensors.F32)
 	var err error
-	m.From = from
-	if m.Companions, err = Companions(from); err == nil || !strings.Contains(err.Error(), "merges.txt") {
+	sources := Sources{Model: from, Tokenizer: filepath.Join(from, "tokenizer.json")}
+	if m.Companions, err = sources.Companions(); err == nil || !strings.Contains(err.Error(), "merges.txt") {
 		t.Errorf("a link out of the directory: %v", err)
 	}
 	if err := Export(dir, m, ShardLimit); err != nil {
@@ -179,8 +180,59 @@ func TestExportBringsTheTokenizer(t *testing.T) {
 		string(text) != "text of tokenizer.json" {
 		t.Errorf("tokenizer.json is %q, %v", text, err)
 	}
-	if _, err := Companions(filepath.Join(from, "none")); !errors.Is(err, fs.ErrNotExist) {
+	sources.Model = filepath.Join(from, "none")
+	if _, err := sources.Companions(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of no directory: %v", err)
+	}
+}
+
+// An export has the tokenizer and the template of the run, and the run's EOS before that of the model.
+func TestExportHasTheFilesOfTheRun(t *testing.T) {
+	from, tok := dirOf(t, map[string]string{"generation_config.json": `{"eos_token_id":[2],"top_k":5}`,
+		"tokenizer.json": "of the model"}), dirOf(t, map[string]string{"other.json": "of the run", "chat.jinja": "run's",
+		"chat_template.jinja": "not this", "tokenizer.json": "tokens", "tokenizer_config.json": "settings"})
+	for _, tc := range []struct {
+		s    Sources
+		want map[string]string
+	}{
+		{Sources{from, filepath.Join(tok, "tokenizer.json"), filepath.Join(tok, "chat.jinja")}, map[string]string{
+			"tokenizer.json": "tokens", "tokenizer_config.json": "settings", "chat_template.jinja": "run's"}},
+		{Sources{from, filepath.Join(tok, "tokenizer.json"), ""}, map[string]string{"tokenizer.json": "tokens",
+			"chat_template.jinja": "not this"}},
+		{Sources{from, filepath.Join(tok, "other.json"), ""}, map[string]string{"tokenizer.json": "of the run",
+			"tokenizer_config.json": ""}},
+	} {
+		m := model(t, "tiny-llama", safetensors.F32)
+		m.EOS = 7
+		var err error
+		if m.Companions, err = tc.s.Companions(); err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(t.TempDir(), "out")
+		if err := Export(dir, m, ShardLimit); err != nil {
+			t.Fatal(err)
+		}
+		for name, want := range tc.want {
+			if text, _ := os.ReadFile(filepath.Join(dir, name)); string(text) != want {
+				t.Errorf("%v: %s is %q, want %q", tc.s, name, text, want)
+			}
+		}
+		if ends, err := Ends(dir); err != nil || !slices.Equal(ends, []int{7, 2}) {
+			t.Errorf("generation ends at %v, %v", ends, err)
+		}
+	}
+}
+
+func TestChangedKeysOfTheConfig(t *testing.T) {
+	from := filepath.Join("testdata", "tiny-llama")
+	c := model(t, "tiny-llama", safetensors.F32).Config
+	c.TokenIDs, c.DType = map[string]json.RawMessage{"eos_token_id": []byte("9")}, "bfloat16"
+	if list, err := c.Changed(from); err != nil || len(list) != 0 {
+		t.Errorf("%v, %v", list, err)
+	}
+	c.RopeTheta *= 2
+	if list, err := c.Changed(from); err != nil || !slices.Contains(list, "rope_theta") {
+		t.Errorf("%v, %v", list, err)
 	}
 }
 
