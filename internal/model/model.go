@@ -409,8 +409,23 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 	if m.embedBy > 0 {
 		m.ops.Affine(d, d, m.embedBy, 0)
 	}
-	m.ops.EmbedBackward(m.embed.g, d, b.IDs)
+	m.embedBackward(a, d, b.IDs)
 	return m.doneGrads(Embedding)
+}
+
+// embedBackward adds the gradient of the lookup, except to the row of padding, which it saves and restores.
+func (m *Model) embedBackward(a *tensor.Arena, d, ids View) {
+	pad := m.cfg.PaddingRow()
+	if pad < 0 {
+		m.ops.EmbedBackward(m.embed.g, d, ids)
+		return
+	}
+	defer a.Release(a.Mark())
+	row := m.embed.g.Slice(tensor.Seq, pad, pad+1)
+	before := a.Alloc(row.DType(), shape(row)...)
+	m.ops.Copy(before, row)
+	m.ops.EmbedBackward(m.embed.g, d, ids)
+	m.ops.Copy(row, before)
 }
 
 // A visit of the backward pass computes the output of a layer again, or goes back through it.

@@ -196,11 +196,12 @@ func exported(cfg *config.Config) *hf.Config {
 	if c.MaxPositionEmbedding == 0 {
 		c.MaxPositionEmbedding = c.Positions(cfg.Data.SeqLen)
 	}
-	if had, err := c.SpecialIDs(eos); cfg.Data.EOSTokenID >= 0 && err == nil && !slices.Contains(had, cfg.Data.EOSTokenID) {
+	had, err := c.SpecialIDs(eos)
+	if id := cfg.Data.EOSTokenID; id >= 0 && err == nil && !slices.Contains(had, id) {
 		ids := map[string]json.RawMessage{}
 		maps.Copy(ids, c.TokenIDs)
-		if ids[eos], err = json.Marshal(append([]int{cfg.Data.EOSTokenID}, had...)); len(had) == 0 {
-			ids[eos] = strconv.AppendInt(nil, int64(cfg.Data.EOSTokenID), 10)
+		if ids[eos], err = json.Marshal(append([]int{id}, had...)); len(had) == 0 {
+			ids[eos] = strconv.AppendInt(nil, int64(id), 10)
 		}
 		c.TokenIDs = ids
 	}

@@ -154,6 +154,10 @@ func (c *Config) checkRope(f *faults) {
 			add("high_freq_factor", "%v is not above low_freq_factor %v; raise it", s.HighFreqFactor, s.LowFreqFactor)
 		}
 	case "longrope":
+		if c.NumAttentionHeads > 0 && c.HeadDim != c.HiddenSize/c.NumAttentionHeads {
+			f.add("head_dim", "%d differs from hidden_size / num_attention_heads %d: transformers refuses longrope then; set "+
+				"head_dim to it, or take another rope_type", c.HeadDim, c.HiddenSize/c.NumAttentionHeads)
+		}
 		for i, list := range [][]float64{s.ShortFactor, s.LongFactor} {
 			key := []string{"short_factor", "long_factor"}[i]
 			if want := c.RotaryDim() / 2; len(list) != want {

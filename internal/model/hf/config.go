@@ -60,8 +60,8 @@ type Config struct {
 	// is set.
 	LayerTypes []string
 
-	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as written in config.json. Training ignores them; an
-	// export repeats them.
+	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as written in config.json. Training takes PaddingRow from
+	// them; an export repeats them.
 	TokenIDs map[string]json.RawMessage
 
 	// Tuning selects the parameters to train; not in config.json.
@@ -115,6 +115,24 @@ func (c *Config) RotaryDim() int {
 		return c.HeadDim
 	}
 	return int(float64(c.HeadDim) * c.PartialRotaryFactor)
+}
+
+const padKey = "pad_token_id"
+
+// PaddingRow returns the row of the embedding that a lookup gives no gradient: as in transformers, that of
+// pad_token_id; a negative one counts from the end. -1: none. The head's gradient of a tied row remains.
+func (c *Config) PaddingRow() int {
+	id := 0
+	if raw := c.TokenIDs[padKey]; len(raw) == 0 || string(raw) == "null" || json.Unmarshal(raw, &id) != nil {
+		return -1
+	}
+	if id < 0 {
+		id += c.VocabSize
+	}
+	if id < 0 || id >= c.VocabSize { // transformers refuses it
+		return -1
+	}
+	return id
 }
 
 // SoftmaxScale returns the factor of scores before the soft cap and the softmax.

@@ -229,6 +229,7 @@ type Defaults struct {
 	Eps               float64 // rms_norm_eps; 0: 1e-6
 	TieWordEmbeddings bool
 	RopeTheta         float64 // 0: 10000
+	Pad               int     // pad_token_id plus one; 0: null
 
 	QueryPreAttnScalar, AttnSoftcap, FinalSoftcap, RopeLocal float64 // of Family.Keys
 }
@@ -376,7 +377,7 @@ func init() {
 	Register(Family{
 		Name: "smollm3", Class: "SmolLM3ForCausalLM", About: "smollm3 is llama with layers that do not rotate",
 		Tensors: llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down), Layer: llamaLayer, NoRope: 4,
-		Defaults: Defaults{KVHeads: 4, Positions: 32768, RopeTheta: 2e6, TieWordEmbeddings: true},
+		Defaults: Defaults{KVHeads: 4, Positions: 32768, RopeTheta: 2e6, TieWordEmbeddings: true, Pad: 128005},
 		Windows:  Windows{Asked: true, NoRope: true},
 	})
 	Register(Family{
@@ -386,7 +387,7 @@ func init() {
 			{"self_attn.qkv_proj.weight", []Role{Query, Key, Value}}, {"mlp.gate_up_proj.weight", []Role{Gate, Up}},
 		},
 		Partial: true, Ropes: []string{"longrope"},
-		Defaults: Defaults{Positions: 4096, Trained: 4096, Eps: 1e-5},
+		Defaults: Defaults{Positions: 4096, Trained: 4096, Eps: 1e-5, Pad: 32001},
 		Windows:  Windows{Uniform: true},
 		Export:   map[string]any{"resid_pdrop": number(0), "embd_pdrop": number(0)},
 	})

@@ -17,7 +17,7 @@ func init() {
 			"soft caps, GELU and a scaled embedding", Tensors: names, Layer: llamaLayer,
 		Defaults: Defaults{
 			KVHeads: 4, HeadDim: 256, Positions: 8192, TieWordEmbeddings: true,
-			QueryPreAttnScalar: 256, AttnSoftcap: 50, FinalSoftcap: 30,
+			QueryPreAttnScalar: 256, AttnSoftcap: 50, FinalSoftcap: 30, Pad: 1,
 		},
 		Windows:    Windows{Default: 4096, Every: 2},
 		Activation: kernels.GELU, ActivationKey: "hidden_activation", ZeroCentred: true, ScaledEmbedding: true,
@@ -30,7 +30,7 @@ func init() {
 	f.Tensors[QueryNorm], f.Tensors[KeyNorm] = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
 	f.Defaults = Defaults{
 		Vocab: 262208, Heads: 8, KVHeads: 4, HeadDim: 256, Positions: 131072, TieWordEmbeddings: true,
-		QueryPreAttnScalar: 256, RopeTheta: 1e6, RopeLocal: 1e4,
+		QueryPreAttnScalar: 256, RopeTheta: 1e6, RopeLocal: 1e4, Pad: 1,
 	}
 	f.Windows.Every, f.Wrapper = 6, "gemma3"
 	f.Keys = []string{"query_pre_attn_scalar", "final_logit_softcapping", "rope_local_base_freq", patternKey}

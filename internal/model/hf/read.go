@@ -8,15 +8,14 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/model/tokenizer"
 	"github.com/cprun/cprun/kernels"
 )
 
@@ -90,8 +89,12 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	readNoRope(c, o)
 	rope := readRope(c, o)
 	readWindow(c, o)
-	for _, key := range []string{"bos_token_id", "eos_token_id", "pad_token_id"} {
-		if raw, ok := o.keys[key]; ok {
+	for _, key := range []string{"bos_token_id", "eos_token_id", padKey} {
+		raw, ok := o.keys[key]
+		if pad := c.Family().Defaults.Pad; !ok && key == padKey && pad > 0 && pad <= c.VocabSize {
+			raw, ok = strconv.AppendInt(nil, int64(pad)-1, 10), true
+		}
+		if ok {
 			if c.TokenIDs == nil {
 				c.TokenIDs = map[string]json.RawMessage{}
 			}
@@ -368,48 +371,6 @@ func (f *faults) add(key, format string, args ...any) {
 func (f faults) has(key string) bool {
 	return slices.ContainsFunc(f, func(g Fault) bool { return g.Key == key })
 }
-
-// eosText ends a document in the tokenizer of bytes, as in GPT-2.
-const eosText = "<|endoftext|>"
-
-// writeBytes writes a tokenizer of bytes for transformers and cprun: byte-level BPE without merges, with each byte's
-// value as its id. eos is the id of a further token that ends documents; -1 for none.
-func writeBytes(to *os.Root, eos int) error {
-	vocab := map[string]int{}
-	for b, visible := range tokenizer.ByteRunes {
-		vocab[string(visible)] = b
-	}
-	added := []map[string]any{}
-	settings := map[string]any{
-		"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
-		"model_max_length": maxBytesLength,
-	}
-	if eos >= len(vocab) {
-		vocab[eosText] = eos
-		added = append(added, map[string]any{
-			"id": eos, "content": eosText, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-			"special": true,
-		})
-		settings["eos_token"] = eosText
-	}
-	level := map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}
-	file := map[string]any{
-		"version": "1.0", "truncation": nil, "padding": nil, "added_tokens": added, "normalizer": nil,
-		"pre_tokenizer": level, "post_processor": nil, "decoder": level,
-		"model": map[string]any{
-			"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": nil,
-			"end_of_word_suffix": nil, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-			"vocab": vocab, "merges": []string{},
-		},
-	}
-	if err := writeJSON(to, "tokenizer.json", file); err != nil {
-		return err
-	}
-	return writeJSON(to, "tokenizer_config.json", settings)
-}
-
-// maxBytesLength allows texts of any length; transformers writes this number.
-var maxBytesLength = json.Number("1000000000000000019884624838656")
 
 // readRope reads the rotary settings in either form. As in transformers, rope_scaling has priority over
 // rope_parameters, and a rope_theta inside over one outside. It returns the prefix of the keys in this file.

@@ -27,6 +27,10 @@ import (
 const (
 	singleFile = "model.safetensors"
 	indexFile  = "model.safetensors.index.json"
+
+	adapterPickle = "adapter_model.bin" // of older versions of PEFT
+	convertPickle = `python -c "import torch; from safetensors.torch import save_file; save_file({k: v.contiguous() ` +
+		`for k, v in torch.load('` + adapterPickle + `', weights_only=True).items()}, '` + adapterFile + `')"`
 )
 
 // Weights are the open safetensors files of a model directory. Its methods may be called concurrently.
@@ -65,6 +69,9 @@ func openWeights(path, single string) (*Weights, error) {
 		w.what, w.needs, w.embedding, w.head = "adapter "+filepath.Join(d.path, single), adapterConfig, "", ""
 	}
 	switch {
+	case single != singleFile && !d.exists(single) && d.exists(adapterPickle):
+		err = fmt.Errorf("%s: no such file; %s beside it is a pickle, which can run code and is not read. Convert it in "+
+			"its directory: %s", filepath.Join(d.path, single), adapterPickle, convertPickle)
 	case single != singleFile || d.exists(single):
 		var s *safetensors.File
 		if s, err = w.openShard(d, single); err == nil {
