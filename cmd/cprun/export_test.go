@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,7 +39,7 @@ func TestExportIsWholeForTransformers(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(hf, "additional_chat_templates"), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	carried := []string{"tokenizer.json", "tokenizer_config.json", "generation_config.json",
+	carried := []string{"tokenizer_config.json", "generation_config.json",
 		"additional_chat_templates/rag.jinja", "additional_chat_templates/tool_use.jinja"}
 	for _, f := range carried {
 		if err := os.WriteFile(filepath.Join(hf, f), []byte(`{"of": "`+f+`"}`), 0o666); err != nil {
@@ -46,7 +47,7 @@ func TestExportIsWholeForTransformers(t *testing.T) {
 		}
 	}
 	second, again := filepath.Join(root, "second"), filepath.Join(root, "again")
-	must(t, "--run-dir", second, "--set", "model.from="+hf, "--set", "data.tokenizer=bytes", "--set",
+	must(t, "--run-dir", second, "--set", "model.from="+hf, "--set", "data.tokenizer=auto", "--set",
 		"data.eos_token_id=32", small(t, 1))
 	said, _ := must(t, "export", second, "--to", again)
 	for _, f := range carried {
@@ -55,9 +56,13 @@ func TestExportIsWholeForTransformers(t *testing.T) {
 			t.Errorf("%s: %q, %v; it said\n%s", f, text, err, said)
 		}
 	}
-	if c := exportedConfig(t, again); c["eos_token_id"] != 10.0 || c["max_position_embeddings"] != 512.0 {
-		t.Errorf("eos_token_id %v, max_position_embeddings %v; want those of the model, 10 and 512", c["eos_token_id"],
+	c := exportedConfig(t, again)
+	if fmt.Sprint(c["eos_token_id"]) != "[32 10]" || c["max_position_embeddings"] != 512.0 {
+		t.Errorf("eos_token_id %v, max_position_embeddings %v; want the run's and the model's, and 512", c["eos_token_id"],
 			c["max_position_embeddings"])
+	}
+	if text, _ := os.ReadFile(filepath.Join(again, "tokenizer.json")); !strings.Contains(string(text), "ByteLevel") {
+		t.Errorf("tokenizer.json is %.100q", text)
 	}
 
 	if err := os.RemoveAll(hf); err != nil {

@@ -114,7 +114,11 @@ func sourcesOf(cfg *config.Config) hf.Sources {
 func (o *ExportOptions) saying(brought []hf.Companion, without error) {
 	byDir := map[string][]string{}
 	for _, c := range brought {
-		byDir[filepath.Dir(c.Path)] = append(byDir[filepath.Dir(c.Path)], filepath.Base(c.Path))
+		dir, name := filepath.Dir(c.Path), filepath.Base(c.Path)
+		if top, ok := strings.CutSuffix(c.Path, "/"+c.Name); ok { // also from a directory inside
+			dir, name = top, c.Name
+		}
+		byDir[dir] = append(byDir[dir], name)
 	}
 	for _, dir := range slices.Sorted(maps.Keys(byDir)) {
 		fmt.Fprintf(o.Stdout, "from %s: %s\n", terminal.Name(dir), strings.Join(byDir[dir], ", "))
