@@ -122,7 +122,10 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 		lines = append(lines, "data: "+unread(d.Ignored))
 	}
 	for _, w := range d.Warnings {
-		lines = append(lines, "data: warning: "+w)
+		if !strings.HasPrefix(w, data.FormNote) {
+			w = "warning: " + w
+		}
+		lines = append(lines, "data: "+w)
 	}
 	return lines
 }

@@ -36,8 +36,9 @@ type Chat struct {
 // templates renders conversations.
 type templates struct {
 	plain, tools *chat.Template // tools: of conversations with tools; nil: plain
-	path         string         // of the templates, for messages
-	tokens       chat.Vars      // special tokens, such as bos_token
+	forms        map[*chat.Template]*Form
+	path         string    // of the templates, for messages
+	tokens       chat.Vars // special tokens, such as bos_token
 }
 
 // NewChat names the chat template beside a tokenizer.json, or a file of Jinja in its place if template is not "". The
@@ -76,6 +77,7 @@ func NewChat(tokenizer, template string, all bool) *Chat {
 			return nil, fmt.Errorf("%s has no default chat_template; name one by data.chat_template",
 				filepath.Dir(tokenizer))
 		}
+		t.forms = map[*chat.Template]*Form{t.plain: FormOf(t.plain, t.tokens), t.tools: FormOf(t.tools, t.tokens)}
 		return t, nil
 	})}
 }
@@ -163,7 +165,7 @@ func (e *chatEncoder) document(c *conversation, eos int) (d Document, err error)
 	case c.split >= 0:
 		return e.completed(c, trace)
 	case !e.template(c).Spans:
-		if spans, err = e.turns(c, trace); err != nil {
+		if spans, err = e.answers(c, trace); err != nil {
 			return d, err
 		}
 	}
@@ -208,42 +210,51 @@ func (e *chatEncoder) template(c *conversation) *chat.Template {
 	return e.plain
 }
 
-// render renders the first n messages.
-func (e *chatEncoder) render(c *conversation, n int, prompt bool) (*chat.Trace, error) {
+// vars returns the variables of a rendering of the first n messages.
+func (e *chatEncoder) vars(c *conversation, n int, prompt bool) chat.Vars {
 	vars := make(chat.Vars, len(e.tokens)+len(c.vars)+2)
 	maps.Copy(vars, e.tokens)
 	maps.Copy(vars, c.vars)
 	vars[keyMessages] = c.messages[:n]
-	vars["add_generation_prompt"] = prompt
-	return e.template(c).Trace(vars)
+	vars[promptKey] = prompt
+	return vars
 }
 
-// turns finds the assistant's turns of a template without {% generation %}, by rendering the messages before and up to
-// each.
-func (e *chatEncoder) turns(c *conversation, whole *chat.Trace) (spans []chat.Span, err error) {
-	// prefix returns the length of a prefix, and whether the whole text begins with it.
-	prefix := func(n int, prompt bool) (int, bool, error) {
-		same, rest, err := whole.Prefix(n, prompt)
-		return same + len(rest), strings.HasPrefix(whole.Text[same:], rest), err
+// render renders the first n messages.
+func (e *chatEncoder) render(c *conversation, n int, prompt bool) (*chat.Trace, error) {
+	return e.template(c).Trace(e.vars(c, n, prompt))
+}
+
+// FormNote begins the note that a training form finds the answers.
+const FormNote = "training form "
+
+// answers finds the assistant's turns of a template without {% generation %}: by its training form, else by rendering
+// the messages before and up to each turn.
+func (e *chatEncoder) answers(c *conversation, whole *chat.Trace) (spans []chat.Span, err error) {
+	if f := e.forms[e.template(c)]; f != nil {
+		if spans = f.Answers(e.vars(c, len(c.messages), false), whole.Text); spans != nil {
+			e.notes.Add(fmt.Sprintf("%s%s marks the answers, since %s has no {%% generation %%}; a template with it, named by "+
+				"data.chat_template, overrides", FormNote, f.Name, e.path))
+			return spans, nil
+		}
 	}
+	var marked *markedTrace
 	for i, m := range c.messages {
-		m := m.(*chat.Dict)
-		if !slices.Contains(assistants, m.Data["role"].(string)) {
+		if !isAnswer(m) {
 			continue
 		}
-		from, before, err := prefix(i, true)
-		to, upTo := 0, false
-		if err == nil {
-			to, upTo, err = prefix(i+1, false)
-		}
-		if err == nil && (!before || !upTo || from > to) {
-			err = errors.New("the messages up to it do not render as the start of the whole conversation")
-		}
+		from, to, err := prefixTurn(whole, i)
 		if err != nil {
-			return nil, fmt.Errorf("turn %d: %w, so %s does not show which tokens the assistant writes; mark them by "+
-				"{%% generation %%} in a copy, and name it by data.chat_template", i+1, err, e.path)
+			if marked == nil {
+				marked = e.mark(c, whole.Text)
+			}
+			var ok bool
+			if from, to, ok = marked.turn(i, e.ends); !ok {
+				return nil, fmt.Errorf("turn %d: %w, so %s does not show which tokens the assistant writes; mark them by "+
+					"{%% generation %%} in a copy, and name it by data.chat_template", i+1, err, e.path)
+			}
 		}
-		spans = append(spans, chat.Span{From: from, To: from + e.turnEnd(m, whole.Text[from:to])})
+		spans = append(spans, chat.Span{From: from, To: from + e.turnEnd(m.(*chat.Dict), whole.Text[from:to])})
 	}
 	return spans, nil
 }
