@@ -36,7 +36,10 @@ type talk struct {
 // generation matches the tags of {% generation %}. Plain Jinja that writes a mark replaces each.
 var generation = regexp.MustCompile(`\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}`)
 
-const mark = "\ufdd0\ufdd2" // no characters of any text
+const (
+	mark    = "\ufdd0\ufdd2" // no characters of any text
+	marking = `{%$1 if true %}{{ '\ufdd0\ufdd2' }}{% endif $2%}`
+)
 
 func newTalk(d *config.Data) (*talk, error) {
 	tok, err := data.LoadTokenizer(d.Tokenizer)
@@ -52,7 +55,7 @@ func newTalk(d *config.Data) (*talk, error) {
 	c := &talk{Chat: found, compiled: map[string]*chat.Template{}, encoder: tok.NewEncoder(), specials: tok.Specials()}
 	for _, name := range []string{"default", "tool_use"} {
 		if err == nil {
-			source := generation.ReplaceAllString(found.Templates[name], `{%$1 if true %}{{ '\ufdd0\ufdd2' }}{% endif $2%}`)
+			source := generation.ReplaceAllString(found.Templates[name], marking)
 			c.compiled[name], err = chat.Compile(source)
 		}
 	}
@@ -194,14 +197,24 @@ func (c *talk) render(messages []chat.Value, prompt bool) (text string, marks []
 
 // turns finds the starts and ends of the assistant's turns. One begins after the prompt for it.
 func (c *talk) turns(whole string) (spans []span) {
+	var found [][2]int // empty: not found
 	for i, m := range c.messages {
-		if role := m.(*chat.Dict).Data["role"]; role != "assistant" && role != "model" {
+		if !answers(m) {
 			continue
 		}
 		before, _, err := c.render(c.messages[:i], true)
 		upTo, _, err2 := c.render(c.messages[:i+1], false)
+		turn := [2]int{}
 		if err == nil && err2 == nil && strings.HasPrefix(whole, upTo) && strings.HasPrefix(upTo, before) {
-			spans = append(spans, span{len(before), c.end(i, upTo, len(before))})
+			turn = [2]int{len(before), c.end(i, upTo, len(before))}
+		} else {
+			turn[0], turn[1] = c.apart(i, whole)
+		}
+		found = append(found, turn)
+	}
+	for _, turn := range c.formed(whole, found) {
+		if turn[0] < turn[1] {
+			spans = append(spans, span{turn[0], turn[1]})
 		}
 	}
 	return spans
@@ -233,7 +246,7 @@ func (c *talk) read(o *chat.Dict, format string) (prompt int, err error) {
 			prompt = len(c.messages)
 		}
 		for _, v := range list {
-			if err := c.message(v, share); err != nil {
+			if err := c.message(v); err != nil {
 				return -1, err
 			}
 		}
@@ -262,7 +275,7 @@ func parsed(v chat.Value) chat.Value {
 var roles = map[string]string{"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 
 // message adds a message with the names of keys that templates read.
-func (c *talk) message(v chat.Value, share bool) error {
+func (c *talk) message(v chat.Value) error {
 	old, ok := v.(*chat.Dict)
 	if !ok {
 		return errors.New("a message is no map")
@@ -279,7 +292,7 @@ func (c *talk) message(v chat.Value, share bool) error {
 	if !ok {
 		return errors.New("a message has no role")
 	}
-	if name := roles[role]; share && name != "" {
+	if name := roles[role]; old.Has("from") && name != "" {
 		m.Set("role", name)
 	}
 	if n := len(c.messages); n == 1 && role == "system" && c.messages[0].(*chat.Dict).Data["role"] == role {
@@ -317,6 +330,11 @@ func (c *talk) end(i int, text string, from int) int {
 			from = marks[0].At
 		}
 	}
+	return c.close(text, from, known)
+}
+
+// close returns the end of a turn: after the first special token since its content, or after its last one.
+func (c *talk) close(text string, from int, known bool) int {
 	end, trimmed := len(text), strings.TrimSpace(text[from:])
 	for _, s := range c.specials {
 		if at := strings.Index(text[from:], s); known && at >= 0 {

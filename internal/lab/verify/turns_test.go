@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/model/chat"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/data"
 )
@@ -27,6 +28,25 @@ var ends = []string{"{{ m.content }}<|im_end|>\n<s>", "{{ m.content[:30] }}<s><|
 	"{% if m.content | length > 3 %}<s>{% endif %}{{ m.content }}<|im_end|>\n",
 	"{{ m.content }}{% if m.train %}{% generation %}x{% endgeneration %}{% endif %}<|im_end|>",
 	"us{% generation %}{% endgeneration %}er assis{% generation %}{% endgeneration %}tant{{ m.content }}"}
+
+// others lists templates that render the messages up to a turn differently, and those with a training form.
+func others() (sources []string) {
+	const turns = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}{{ m.tool_calls or '' }}<|im_end|>\n" +
+		"{% endfor %}"
+	prompt := "{{ '<|im_start|>assistant:' if add_generation_prompt "
+	sources = append(sources, turns+prompt+"else '\n<s>' }}", "{{ messages | length }}"+turns+prompt+"}}",
+		"{% for m in messages %}{% if m.role == 'user' %}[{{ messages[0].content if loop.last }}{{ m.content }}]{% else %} "+
+			"{{ m.content }}<s>{% endif %}{% endfor %}",
+		"{% for m in messages %}<|im_start|>{{ m.role }}:{{ '(thought)' if loop.last }}{{ m.content }}<|im_end|>{% endfor %}"+
+			prompt+"}}")
+	for _, f := range data.Forms() {
+		header := regexp.MustCompile(`<[\w|]+>(model|assistant\|>|assistant)`).FindString(f.Source)
+		tags := regexp.MustCompile(`\{%- (end)?generation -%\}`)
+		sources = append(sources, "A captain.\n"+tags.ReplaceAllString(f.Source, "")+
+			"{{ '"+header+"\n' if add_generation_prompt }}")
+	}
+	return sources
+}
 
 // records returns the conversations of package chat, and more.
 func records(t *testing.T) (lines []string) {
@@ -158,6 +178,12 @@ func TestTurnsEqualTheLoader(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for i, source := range others() {
+		templates = append(templates, filepath.Join(t.TempDir(), fmt.Sprint("other", i, ".jinja")))
+		if err := os.WriteFile(templates[len(templates)-1], []byte(source), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
 	lines, compared := records(t), 0
 	for _, template := range templates {
 		r, path, accepted := newReading(marked(t, template), template, "assistant"), filepath.Join(t.TempDir(), "a.jsonl"), ""
@@ -258,6 +284,8 @@ func TestAnswersThatAreNoPrefix(t *testing.T) {
 	record := `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b b b b"}, ` +
 		`{"role": "user", "content": "c"}]}`
 	for _, template := range []string{"{{ messages | length }}{{ messages[-1].content }}",
+		"{% for m in messages %}{{ m.content | length }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}:" +
+			"{{ m.content }}<|im_end|>{% endfor %}{{ '<|im_start|>assistant:' if add_generation_prompt else '<s>' }}",
 		"{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}xxx{% endif %}",
 		"{% for m in messages %}{{ m.content }}{% endfor %}{% if not add_generation_prompt %}!{% endif %}"} {
 		if err := os.WriteFile(path, []byte(template), 0o666); err != nil {
@@ -279,6 +307,62 @@ func TestAnswersThatAreNoPrefix(t *testing.T) {
 		r.cfg.Data.TrainOn = "assistant"
 		if s := r.wrong(t, batch); s >= 0 {
 			t.Errorf("%s: record %d has targets", template, s+1)
+		}
+	}
+}
+
+// A conversation that a training form renders otherwise has the answers that were found without it.
+func TestAnswersWithoutTheForm(t *testing.T) {
+	path, talk := filepath.Join(t.TempDir(), "t.jinja"), filepath.Join(t.TempDir(), "a.jsonl")
+	source := "{% if less %}{% for m in messages %}{{ m.content }}<s>{% endfor %}{% else %}" + others()[4] +
+		"{{ more if not add_generation_prompt }}{% endif %}"
+	lines := `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b b"}], ` +
+		`"chat_template_kwargs": {"more": "<s>"}}`
+	lines += "\n" + strings.Replace(lines, "more", "less", 1) + "\n" + `{"messages": [{"role": "user", "content": "a"}, ` +
+		`{"role": "assistant", "content": "b"}, {"role": "model", "content": "dropped"}]}` + "\n"
+	if err := os.WriteFile(path, []byte(source), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.SplitAfter(strings.TrimSpace(lines), "\n") {
+		if err := os.WriteFile(talk, []byte(line), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		r := newReading(chatDir+"tokenizer.json", path, "assistant")
+		batch, err := r.batch(t, talk)
+		if err != nil { // the last one is refused: it is read, without a fault
+			r = newReading(chatDir+"tokenizer.json", path, "all")
+			batch, err = r.batch(t, talk)
+			r.cfg.Data.TrainOn = "assistant"
+		}
+		if s := r.wrong(t, batch); err != nil || s >= 0 && strings.Contains(line, "kwargs") {
+			t.Errorf("%s: other targets than the loader's, %v", line, err)
+		}
+	}
+}
+
+// Answers of a form that differ in other characters than white space and special tokens do not count.
+func TestFormsAreChecked(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.jinja")
+	if err := os.WriteFile(path, []byte(others()[4]), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	c, err := newTalk(&newReading(chatDir+"tokenizer.json", path, "assistant").cfg.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user, answer := chat.NewDict(), chat.NewDict()
+	for i, m := range []*chat.Dict{user, answer} {
+		m.Set("role", []string{"user", "assistant"}[i])
+		m.Set("content", "b")
+	}
+	c.name, c.vars, c.messages = "default", chat.Vars{}, []chat.Value{user, answer}
+	whole, _, err := c.render(c.messages, false)
+	from, to := strings.LastIndex(whole, "<think>"), len(whole)
+	for found, same := range map[[2]int]bool{{from, to}: false, {0, 0}: false, {from, to - 1}: false, {from + 3, to}: true,
+		{from - 5, to}: true, {from, from + 2}: true} {
+		got := c.formed(whole, [][2]int{found})
+		if want := map[bool][2]int{false: {from, to}, true: found}[same]; err != nil || got[0] != want {
+			t.Errorf("found %v: %v, %v, want %v", found, got, err, want)
 		}
 	}
 }
@@ -307,7 +391,11 @@ func TestWrongTargetsOfConversations(t *testing.T) {
 		"an end left out":    func(rows []Row, _, last int) { rows[last].Target = -1 },
 		"more after the end": func(rows []Row, _, last int) { rows[last+1].Target = rows[last+2].ID },
 	}
-	for _, template := range []string{"", "../../model/chat/testdata/plain.jinja"} {
+	form := filepath.Join(t.TempDir(), "form.jinja")
+	if err := os.WriteFile(form, []byte(others()[4]), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, template := range []string{"", "../../model/chat/testdata/plain.jinja", form} {
 		for _, name := range []string{"messages.jsonl", "tools.jsonl", "share.jsonl"} {
 			for edit, change := range edits {
 				r := newReading(chatDir+"tokenizer.json", template, "assistant")
@@ -323,6 +411,7 @@ func TestWrongTargetsOfConversations(t *testing.T) {
 				}
 				rows = append(rows, Row{}, Row{})
 				change(rows, first, last)
+				batch[0] = rows[:len(rows)-2]
 				if r.wrong(t, batch) != 0 {
 					t.Errorf("%s, template %q: %s is not found", name, template, edit)
 				}
