@@ -33,6 +33,10 @@ func TestDataLines(t *testing.T) {
 		!strings.HasSuffix(got[2], ": 4K keeps 30 %, 8K 99.9 %, 16K 100 %") {
 		t.Errorf("got %q", got)
 	}
+	d.Warnings = []string{data.FormNote + "x", "y"}
+	if got := dataLines(&d, cfg)[4:]; !slices.Equal(got, []string{"data: " + data.FormNote + "x", "data: warning: y"}) {
+		t.Errorf("notes: %q", got)
+	}
 	if got := dataLines(nil, cfg); got != nil {
 		t.Errorf("data that are not there: %q", got)
 	}

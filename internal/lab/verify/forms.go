@@ -9,8 +9,8 @@ import (
 	"github.com/cprun/cprun/internal/model/data"
 )
 
-// This file finds answers under templates with a training form, and under templates that render prefixes differently. It
-// shares the forms with package data, but neither their spans nor the marks of contents.
+// This file finds answers under templates with a training form, and under templates that render prefixes differently.
+// It shares the forms with package data, but neither their spans nor the marks of contents.
 
 // after renders the first n messages with a mark after the content of message i, and returns the text after it.
 func (c *talk) after(i, n int, prompt bool) (text string, ok bool) {
