@@ -7,10 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/cprun/cprun/internal/model/data"
 )
 
 var verifyAll = flag.Bool("verify.all", false, "build cprun with each defect that cprun verify must find")
@@ -30,7 +33,7 @@ var defects = []defect{
 	{"window ignored", "internal/run/train/attend.go",
 		"	window := a.cfg.Window(layer)\n	if s, ok", "	window := -1\n	if s, ok",
 		"windows", "rows that its masks hide"},
-	{"a header trained", "internal/model/data/chat.go", "from, before, err := prefix(i, true)",
+	{"a header trained", "internal/model/data/turns.go", "from, before, err := prefix(i, true)",
 		"from, before, err := prefix(i, false)", "messages", "target of tokens on one rank"},
 	{"labels shifted inside a shard", "internal/model/data/loader.go",
 		"if k := i*stride + 1; k < asked", "if k := (i*stride + 1) % ((n-1)*stride + 1); k < asked",
@@ -54,12 +57,14 @@ var defects = []defect{
 		"documents", "target of tokens on 2 ranks"},
 	{"a prompt trained", "internal/model/data/chat.go", "		labels[i] = Ignore\n", "		labels[i] |= Ignore & 0\n",
 		"completions", "target of tokens on one rank"},
-	{"a user's turn trained", "internal/model/data/chat.go", "from, before, err := prefix(i, true)",
+	{"a user's turn trained", "internal/model/data/turns.go", "from, before, err := prefix(i, true)",
 		"from, before, err := prefix(max(0, i-1), false)", "messages", "target of tokens on one rank"},
 	{"an answer's last token left out", "internal/model/data/chat.go", "copy(d.Labels[from:to], d.IDs[from:to])",
 		"copy(d.Labels[from:to-1], d.IDs[from:to])", "messages", "target of tokens on one rank"},
-	{"an answer cut short", "internal/model/data/chat.go", "To: from + e.turnEnd(m, whole.Text[from:to])",
-		"To: from + 2", "messages", "target of tokens on one rank"},
+	{"an answer cut short", "internal/model/data/chat.go", "To: from + e.turnEnd(m.(*chat.Dict), whole.Text[from:to])",
+		"To: min(to, from+2)", "messages", "target of tokens on one rank"},
+	{"an answer of a training form shifted", "internal/model/data/forms.go", "spans[i].From+at, spans[i].To+at",
+		"spans[i].From+at-2, spans[i].To+at-2", "form", "target of tokens on one rank"},
 	{"a block of generation shifted", "internal/model/chat/template.go", "Span{from, b.Len()}",
 		"Span{max(0, from-1), b.Len() - 1}", "generation", "target of tokens on one rank"},
 	{"a duplicated document", "internal/model/data/loader.go", "epoch, i := n/l.samples, n%l.samples",
@@ -134,6 +139,8 @@ func verifyConfigs(t *testing.T) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	stock := regexp.MustCompile(`\{%- (end)?generation -%\}`).ReplaceAllString(data.Forms()[0].Source, "") +
+		"{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
 	yaml := func(model, data string) string {
 		return fmt.Sprintf("model: {vocab_size: 512, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, "+
 			"num_attention_heads: 2%s}\ndata: {seq_len: 96, %s}\ntrain: {steps: 1, global_batch_size: 2}\n"+
@@ -147,6 +154,8 @@ func verifyConfigs(t *testing.T) map[string]string {
 		"generation": write("generation.yaml", yaml("", "tokenizer: "+chat+", path: "+write("talks.jsonl", talks))),
 		"messages": write("messages.yaml", yaml("", "tokenizer: "+chat+", path: "+write("talks.jsonl", talks)+
 			", chat_template: "+chat+"/../../../chat/testdata/plain.jinja")),
+		"form": write("form.yaml", yaml("", "tokenizer: "+chat+", path: "+write("talks.jsonl", talks)+
+			", chat_template: "+write("form.jinja", stock))),
 		// one sample of a small source is in the batch several times; checkpoints and the end follow validation
 		"mixture": write("mixture.yaml", strings.Replace(yaml("", "path: [{path: "+
 			write("small.jsonl", `{"text": "`+strings.Repeat("small ", 20)+`"}`+"\n")+"}, {path: "+text+", weight: 0.3}], validation: {path: "+
