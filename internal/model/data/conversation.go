@@ -245,7 +245,7 @@ func rename(d *chat.Dict, from, to string) {
 func (e *chatEncoder) withoutFlagged(c *conversation, whole *chat.Trace, spans []chat.Span) ([]chat.Span, error) {
 	for _, f := range c.flags {
 		role := c.messages[f.at].(*chat.Dict).Data["role"].(string)
-		if target := e.All || f.at >= c.split && c.split >= 0 || c.split < 0 && slices.Contains(assistants, role); f.on {
+		if target := e.All || f.at >= c.split && c.split >= 0 || c.split < 0 && isAnswer(c.messages[f.at]); f.on {
 			if !target {
 				return nil, fmt.Errorf("turn %d, of the role %s, has %s, and is no target by its place; remove the key, "+
 					"or set data.train_on: all and flag the other turns", f.at+1, role, f.key)
@@ -266,6 +266,12 @@ func (e *chatEncoder) withoutFlagged(c *conversation, whole *chat.Trace, spans [
 				}
 			}
 			spans = kept
+			continue
+		}
+		if !e.All && c.split < 0 { // each answer has a span
+			n := len(slices.DeleteFunc(slices.Clone(c.messages[:f.at]), func(m chat.Value) bool { return !isAnswer(m) }))
+			spans = slices.Clone(spans)
+			spans[n] = chat.Span{}
 			continue
 		}
 		from, to, err := e.rangeOf(whole, f.at)

@@ -47,6 +47,8 @@ const (
 	// plainTurns has no generation blocks.
 	plainTurns = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}" +
 		"{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+	// endTurns ends each conversation, so prefixes render differently.
+	endTurns    = plainTurns + "{% if not add_generation_prompt %}<|im_end|>{% endif %}"
 	markedTurns = "{% for m in messages %}<|im_start|>{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}" +
 		"{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}" +
 		"{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
@@ -87,6 +89,8 @@ func TestFlagsOfTurns(t *testing.T) {
 		{markedTurns, four("", `"loss":false`), false, "a2<|im_end|>"},
 		{markedTurns, four("", `"loss":true`, "", `"weight":0`), false, "a1<|im_end|>"},
 		{markedTurns, four("", `"loss":false`, "", `"train":0`), false, ""},
+		{endTurns, four("", `"weight":0`), false, "a2<|im_end|>"},
+		{endTurns, four("", "", "", `"weight":0`), false, "a1<|im_end|>"},
 		{lateTurns, four("", `"calls":[{"x":""}]`, "", `"weight":0`), false, "a1<|im_end|>"},
 		{lateTurns, four("", `"weight":0`), false, "a2<|im_end|>"},
 		{plainTurns, four(`"weight":0`, `"weight":0`), true, "<|im_start|>user:u2<|im_end|><|im_start|>assistant:a2<|im_end|>"},
