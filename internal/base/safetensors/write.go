@@ -33,16 +33,16 @@ type Entry struct {
 func Floats[T Float](name string, dtype DType, shape []int, data []T) Entry {
 	return Entry{Name: name, DType: dtype, Shape: shape, Data: func(w io.Writer) error {
 		var buf []byte
-		for len(data) > 0 {
-			n := min(len(data), chunk/8)
+		for left := data; len(left) > 0; {
+			n := min(len(left), chunk/8)
 			var err error
-			if buf, err = encode(buf[:0], data[:n], dtype); err != nil {
+			if buf, err = encode(buf[:0], left[:n], dtype); err != nil {
 				return err
 			}
 			if _, err := w.Write(buf); err != nil {
 				return err
 			}
-			data = data[n:]
+			left = left[n:]
 		}
 		return nil
 	}}

@@ -56,11 +56,7 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	a := &adviser{of, on, max(on.GPUs, on.PerHost(ranks))}
 	now := smaller{cfg: *cfg, ranks: ranks, demand: d}
 	together, enough, all := a.pull(&m, now)
-	for _, change := range a.spread() {
-		if advice := a.search(now, change); advice != "" {
-			enough = append(enough, advice)
-		}
-	}
+	enough = append(enough, a.spreads(now)...)
 	_, most := m.largest(on, ranks)
 	m.advice = fmt.Sprintf("; the largest item is %s with %s", most.name, readable.Bytes(most.bytes))
 	whole := most.name == "compute copy" || most.name == "frozen weights" ||
@@ -73,7 +69,8 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	} else if joint := a.joint(together, all); len(joint) > 0 {
 		m.advice += "; to fit, use " + strings.Join(joint, " and ") + " together"
 	} else {
-		m.advice += "; no key and no number of ranks makes it fit: use a smaller model, or devices with more memory"
+		m.advice += fmt.Sprintf("; no keys of memory, no shorter samples and no number of ranks up to %d make it fit: use a "+
+			"smaller model, or devices with more memory", maxSpread)
 	}
 	return m
 }
@@ -109,12 +106,26 @@ func (a *adviser) joint(together smaller, all []string) []string {
 	if len(all) == 0 || a.lacks(&together) == 0 {
 		return all
 	}
-	for _, change := range a.spread() {
-		if advice := a.search(together, change); advice != "" {
-			return append(all, advice)
-		}
+	if others := a.spreads(together); len(others) > 0 {
+		return append(all, others[0])
 	}
 	return nil
+}
+
+// spreads returns the changes by a factor that fit.
+func (a *adviser) spreads(s smaller) (list []string) {
+	whole := s
+	whole.cfg.Memory.Shard = "parameters"
+	for _, change := range a.spread() {
+		advice := a.search(s, change)
+		if advice == "" && s.ranks == 1 { // no key of one rank divides the state
+			advice = a.search(whole, change)
+		}
+		if advice != "" {
+			list = append(list, advice)
+		}
+	}
+	return list
 }
 
 type factored func(s smaller, factor int) (smaller, bool)
@@ -151,7 +162,7 @@ func (m *Memory) Shortage(cfg *config.Config, ranks int, on machine.Machine, fre
 	c, fix := *cfg, "end other processes on the device (nvidia-smi lists them), or set memory.reserve to their memory"
 	c.Memory.Reserve = "0"
 	if on.Memory = free + m.Context; host {
-		fix, on.Memory, on.RAM = "raise the limit of locked memory (ulimit -l)", m.Device-m.Reserve, 1
+		fix, on.Memory, on.Locked = "raise the limit of locked memory (ulimit -l)", m.Device-m.Reserve, 1
 	}
 	if less, err := MemoryOf(&c, ranks, on); err == nil {
 		fix += less.advice
@@ -193,7 +204,7 @@ type lever func(s smaller) (smaller, bool)
 var levers = [][]lever{
 	set("memory.shard", func(m *config.Memory) *string { return &m.Shard }, "gradients", "parameters"),
 	set("memory.recompute", func(m *config.Memory) *string { return &m.Recompute }, "selective", "full"),
-	{smaller.chunked}, {smaller.oneByOne},
+	{smaller.chunked}, {smaller.oneByOne}, {smaller.waiting},
 	set("memory.offload", func(m *config.Memory) *string { return &m.Offload }, "off", "activations", "optimizer",
 		"both"),
 }
@@ -215,6 +226,11 @@ func (s smaller) chunked() (smaller, bool) {
 	return s, ok
 }
 
+func (s smaller) waiting() (smaller, bool) {
+	s.advice, s.cfg.Checkpoint.Async = "checkpoint.async auto", new(false)
+	return s, true
+}
+
 func (s smaller) oneByOne() (smaller, bool) {
 	samples := sequences(&s.cfg)
 	d := *s.demand
@@ -233,8 +249,11 @@ func (s smaller) spread(factor int) (smaller, bool) {
 	s.ranks *= factor
 	s.cfg.Parallel.Context *= factor
 	s.advice, s.demand = fmt.Sprintf("at least %d ranks", s.ranks), s.demand.less(factor)
-	if s.ranks == factor { // there was nothing to shard over
-		s.advice, s.cfg.Memory.Shard = s.advice+" with memory.shard gradients", "gradients"
+	if m := &s.cfg.Memory; s.ranks == factor { // there was nothing to shard over
+		if m.Shard == "none" {
+			m.Shard = "gradients"
+		}
+		s.advice += " with memory.shard " + m.Shard
 	}
 	return s, s.cfg.Parallel.Context <= min(maxSpread, s.cfg.Data.SeqLen/2)
 }

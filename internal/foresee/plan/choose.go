@@ -19,10 +19,10 @@ const goodChunks = 2
 
 // Fit decides memory.recompute, loss_chunk, shard and offload if a resolved config for a GPU leaves them auto: the
 // fastest choice that fits the machine's memory, with a large chunk; if nothing fits, the choice that lacks least; if
-// the memory is not known, selective recompute and sharded gradients. It returns the memory that the run then takes,
-// which may not fit: see Memory.Check.
-func Fit(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	return measured(fit, memoryOf, cfg, ranks, machine)
+// the memory is not known, selective recompute and sharded gradients. Then it decides checkpoint.async. It returns the
+// memory that the run then takes, which may not fit: see Memory.Check. data is nil if it is not known.
+func Fit(cfg *config.Config, ranks int, machine machine.Machine, data *Data) (Memory, error) {
+	return measured(fit, memoryOf, cfg, ranks, machine, data)
 }
 
 func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
@@ -42,6 +42,9 @@ func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Mem
 		err = s.over(list, chunks[good:])
 	}
 	cfg.Memory = s.best
+	if cfg.Checkpoint.Async == nil && s.memory.Fits {
+		cfg.Checkpoint.Async = new(s.memory.HostSnapshot == s.memory.snapshot)
+	}
 	return s.memory, err
 }
 

@@ -83,7 +83,7 @@ func TestDecideTakesARingThatFits(t *testing.T) {
 		"memory.loss_chunk=1024"}
 	total := func(more ...string) (*config.Config, int64) {
 		cfg, _ := decided(t, slow, h200, 8, append(more, set...)...)
-		m, err := Fit(cfg, 8, h200)
+		m, err := Fit(cfg, 8, h200, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,6 +23,7 @@ type demand struct {
 	forward, backward int64                   // bytes sent for all layers of one micro batch
 	works             map[[2]int]planner.Work // by the heads of queries and of keys
 	kept              map[kept]model.Memory   // computed before
+	held, encoding    int64                   // host memory for data, as Data has them; 0: unknown
 }
 
 // demandOf runs the attention of ranks over a planner.Recorder. It shows the hops of the widest window to see, if it is
@@ -51,6 +52,13 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 		d.buffers += d.buffers / 16
 	}
 	return d, nil
+}
+
+// data sets the memory for data; nil: unknown.
+func (d *demand) data(of *Data) {
+	if of != nil {
+		d.held, d.encoding = of.HeldBytes, of.EncodingBytes
+	}
 }
 
 // cover raises d to the demands of a sample of these documents; nil: one. It runs several ranks at a time, for each

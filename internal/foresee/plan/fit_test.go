@@ -31,11 +31,12 @@ func TestFitTakesWhatTheMemoryHasRoomFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		mem, err := Fit(cfg, ranks, m)
+		mem, err := Fit(cfg, ranks, m, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		again, err := MemoryOf(cfg, ranks, m)
+		again.snapshot = mem.snapshot
 		if err != nil {
 			t.Fatal(err)
 		}

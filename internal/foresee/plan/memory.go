@@ -8,6 +8,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/state"
@@ -39,8 +40,13 @@ type Memory struct {
 	Layers          Layers `json:"layers"`           // zero: all activations stay on the device
 	HostActivations int64  `json:"host_activations"` // offloaded by this rank
 	HostOptimizer   int64  `json:"host_optimizer"`   // masters and moments, likewise
+	HostSnapshot    int64  `json:"host_snapshot"`    // the copy that checkpoints are written from; 0: training waits for them
+	HostData        int64  `json:"host_data"`        // tokens and tables of documents, or more to encode them at the start
+	HostProcess     int64  `json:"host_process"`     // beside a GPU: program, driver and staging; on a CPU in Context
 	HostTotal       int64  `json:"host_total"`
-	HostDevice      int64  `json:"host_device"` // memory that the ranks of a host share; 0: unknown, or a CPU with Device
+	HostLauncher    int64  `json:"host_launcher"` // of a host
+	Host            int64  `json:"host"`          // all ranks of a host and the launcher; on a CPU with Total
+	HostDevice      int64  `json:"host_device"`   // memory that the ranks of a host share; 0: unknown, or a CPU with Device
 	HostReserve     int64  `json:"host_reserve"`
 
 	Fits       bool `json:"fits"` // both memories, or not known
@@ -49,6 +55,10 @@ type Memory struct {
 	advice     string // of a run that does not fit
 	tokens     int    // of one batch, on the rank with most
 	validation int64  // activations of a forward pass alone
+	held       int64  // of HostData, after the start
+	encoding   int64  // at the start
+	snapshot   int64  // HostSnapshot of an asynchronous checkpoint
+	process    int64  // HostProcess, on a CPU Context, without garbage
 }
 
 // Planned returns the bytes that a run allocates on the device itself.
@@ -73,9 +83,19 @@ func (m *Memory) items() []item {
 	})
 }
 
-// hostItems lists the memory of the host beside a GPU.
+// hostItems lists a rank's memory of the host beside the device's.
 func (m *Memory) hostItems() []item {
-	return []item{{"host activations", m.HostActivations}, {"host optimizer", m.HostOptimizer}}
+	return []item{{"host activations", m.HostActivations}, {"host optimizer", m.HostOptimizer},
+		{"host snapshot", m.HostSnapshot}, {"host data", m.HostData}, {"host process", m.HostProcess}}
+}
+
+// Waits returns why training waits for checkpoints though checkpoint.async is auto; "": it does not.
+func (m *Memory) Waits() string {
+	if m.HostSnapshot == m.snapshot || !m.Fits {
+		return ""
+	}
+	return fmt.Sprintf("training waits for checkpoints, since the host's memory does not hold a copy of %s a rank as well",
+		readable.Bytes(m.snapshot))
 }
 
 // Room returns the part that a run grows on demand.
@@ -123,7 +143,18 @@ func contextOf(cfg *config.Config, ranks int, on machine.Machine) int64 {
 
 // processBytes counts the program and the Go runtime of a process on a CPU, without the run's
 // allocations and garbage. It was measured with 1 to 4 ranks, from 0.4 M to 5 M parameters.
-const processBytes = 22 << 20
+const processBytes = 26 << 20
+
+// Host memory beside GPUs, measured with one H200, CUDA 13.0 and cuDNN 9.19. driverBytes counts a rank's driver, its
+// libraries' data, and the compiler of kernels at the first start (650 MiB later). libraryBytes counts the code of the
+// libraries, which the ranks of a host share.
+const (
+	driverBytes  = 800 << 20
+	libraryBytes = 512 << 20
+)
+
+// launcherBytes counts the launcher of a host after the start. It encodes data before its ranks begin.
+const launcherBytes = 32 << 20
 
 // meshBytes counts the connections of a rank with other ranks. sharedBytes counts the memory that it
 // shares with one peer of its node, and meshRanks limits the number of these: the ranks connected at start.
@@ -133,11 +164,16 @@ const (
 	meshRanks   = 16
 )
 
-// stagedBytes returns the size of the staging area for state: two host buffers of up to 1 MiB each (train.newStage).
-func stagedBytes(cfg *config.Config, ranks int) int64 {
-	const piece = 256 << 10 // elements
+// stagedBytes returns the size of the staging area for state: two host buffers of up to 1 MiB each on a CPU, else 32 MiB
+// (train.newStage), and the piece and the buffer of a shard in writing.
+func stagedBytes(cfg *config.Config, ranks int, on machine.Machine) int64 {
+	piece := int64(8 << 20) // elements
+	if on.IsCPU() {
+		piece = checkpoint.PieceSize
+	}
 	flat := model.NewLayout(&cfg.Model.Config, ranks)
-	return 2 * 4 * min(max(flat.Size(), flat.FrozenSize()), piece)
+	most := max(flat.Size(), flat.FrozenSize())
+	return 2*4*min(most, piece) + 2*4*min(most, checkpoint.PieceSize)
 }
 
 // packedSlack limits the imbalance of packed samples, which are cut document by document: a rank may
@@ -146,15 +182,16 @@ const packedSlack = 0.02
 
 // MemoryOf returns the memory of a run of a resolved config on a machine.
 func MemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	return measured(memoryOf, memoryOf, cfg, ranks, machine)
+	return measured(memoryOf, memoryOf, cfg, ranks, machine, nil)
 }
 
 // measured returns the memory of a run by of, with advice by alike if it does not fit.
-func measured(of, alike measure, cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
+func measured(of, alike measure, cfg *config.Config, ranks int, machine machine.Machine, data *Data) (Memory, error) {
 	d, err := demandOf(cfg, machine, nil)
 	if err != nil {
 		return Memory{}, err
 	}
+	d.data(data)
 	m, err := of(cfg, ranks, machine, d)
 	return m.advised(alike, cfg, ranks, machine, d), err
 }
@@ -178,30 +215,68 @@ func memoryWith(cfg *config.Config, ranks, copies int, machine machine.Machine, 
 	if err := m.state(cfg, ranks, m.tokens, dtype); err != nil {
 		return m, err
 	}
+	m.HostLauncher, m.held, m.encoding = launcherBytes, d.held, d.encoding
+	m.snapshot = snapshotBytes(cfg, ranks)
+	if cfg.Checkpoint.Async != nil {
+		m.HostSnapshot = m.snapshot
+	}
 	if !machine.IsCPU() {
+		m.HostLauncher += libraryBytes
+		m.process = driverBytes + stagedBytes(cfg, ranks, machine)
 		m.Context = contextOf(cfg, ranks, machine)
 		m.fused = fusedBytes(cfg, machine, d, batch)
 		m.Workspace = gpu.LinearWorkspace + gpu.OpsWorkspace + m.fused
 		m.place(cfg, ranks, machine, d)
 	} else {
-		m.Context = processBytes + stagedBytes(cfg, ranks)
+		m.process = processBytes + stagedBytes(cfg, ranks, machine)
 		if ranks > 1 {
-			m.Context += meshBytes + sharedBytes*int64(min(ranks, meshRanks)-1) // assumes that all ranks share one node
+			m.process += meshBytes + sharedBytes*int64(min(ranks, meshRanks)-1) // assumes that all ranks share one node
 		}
 		if dtype.Size() == 2 {
-			m.Context += cpu.HalfWorkspace(cfg.Model.VocabSize)
+			m.process += cpu.HalfWorkspace(cfg.Model.VocabSize)
 		}
 		m.place(cfg, ranks, machine, d)
-		_, garbage := state.Garbage(m.Planned() + m.HostActivations + m.HostOptimizer) // reached after some tens of steps
-		m.Context += garbage
 	}
 	m.total(cfg, machine, ranks)
+	if cfg.Checkpoint.Async == nil && m.Fits {
+		m.HostSnapshot = m.snapshot
+		if m.total(cfg, machine, ranks); !m.Fits {
+			m.HostSnapshot = 0
+			m.total(cfg, machine, ranks)
+		}
+	}
 	return m, nil
 }
 
+// snapshotBytes returns the size of a rank's copy of masters and moments for a checkpoint that is written during
+// training; 0: the run has none.
+func snapshotBytes(cfg *config.Config, ranks int) int64 {
+	if !cfg.Copies() {
+		return 0
+	}
+	return 3 * 4 * model.NewLayout(&cfg.Model.Config, ranks).Size() / int64(ranks)
+}
+
 func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
+	later, live := m.HostSnapshot, m.HostSnapshot+m.held // later: not in use while the data is encoded
+	if machine.IsCPU() {
+		later += m.Activations + m.RingBuffers
+		live += m.Planned() + m.HostActivations + m.HostOptimizer
+	}
+	m.HostData = max(m.held, m.encoding-later)
+	_, garbage := state.Garbage(live, machine.Arch) // reached after some tens of steps
+	if m.HostProcess = m.process + garbage; machine.IsCPU() {
+		m.Context, m.HostProcess = m.HostProcess, 0
+	}
 	m.Total, m.Fits, m.Reserve = m.Planned()+m.Context, true, cfg.Memory.Reserve.Of(m.Device)
-	m.HostTotal = m.HostActivations + m.HostOptimizer
+	m.HostTotal = 0
+	for _, i := range m.hostItems() {
+		m.HostTotal += i.bytes
+	}
+	m.Host = int64(machine.PerHost(ranks))*m.HostTotal + m.HostLauncher
+	if machine.IsCPU() {
+		m.Host += int64(machine.PerHost(ranks)) * m.Total
+	}
 	if m.Device == 0 {
 		return
 	}
@@ -219,8 +294,8 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 		m.fits = fmt.Sprintf("fits: %s a rank, %d in %s of memory%s", total, n, device, kept)
 	case m.Fits:
 		m.fits = fmt.Sprintf("fits: %s of %s a GPU%s", total, device, kept)
-		if m.HostTotal > 0 {
-			m.fits += fmt.Sprintf("; %s of host memory a rank", readable.Bytes(m.HostTotal))
+		if m.fits += fmt.Sprintf("; %s of host memory", readable.Bytes(m.Host)); m.HostDevice > 0 {
+			m.fits += " of " + readable.Bytes(m.HostDevice)
 		}
 	case excess <= 0:
 		m.fits = fmt.Sprintf("does NOT fit the host memory of %s with %s kept free: it takes %s a rank, with %d on a "+
@@ -239,10 +314,14 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 func (m *Memory) excess(machine machine.Machine, ranks int) (device, host int64) {
 	n := int64(machine.PerHost(ranks))
 	if machine.IsCPU() {
-		return m.Total + m.HostTotal - (m.Device-m.Reserve)/n, 0
+		return m.Total + m.HostTotal - (m.Device-m.Reserve-m.HostLauncher)/n, 0
 	}
-	if m.HostDevice > 0 {
-		host = m.HostTotal - (m.HostDevice-m.HostReserve)/n
+	pinned := m.HostActivations + m.HostOptimizer
+	if m.HostDevice > 0 { // the reserve is also for processes
+		host = max(pinned+m.HostSnapshot-(m.HostDevice-m.HostReserve)/n, m.HostTotal-(m.HostDevice-m.HostLauncher)/n)
+	}
+	if machine.Locked > 0 {
+		host = max(host, pinned-machine.Locked/n)
 	}
 	return m.Total - (m.Device - m.Reserve), host
 }
@@ -255,12 +334,12 @@ func (m *Memory) short(machine machine.Machine, ranks int) int64 {
 
 // EvalMemoryOf returns the memory of an evaluation, without gradients and moments.
 func EvalMemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	return measured(evalMemory, evalMemory, cfg, ranks, machine)
+	return measured(evalMemory, evalMemory, cfg, ranks, machine, nil)
 }
 
 func evalMemory(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
 	c := *cfg
-	c.Memory.Offload = "off"
+	c.Memory.Offload, c.Checkpoint.Async = "off", new(false)
 	m, err := memoryOf(&c, ranks, machine, d)
 	m.Gradients, m.Optimizer, m.Activations, m.Layers = 0, 0, m.validation, Layers{}
 	m.total(cfg, machine, ranks)

@@ -43,6 +43,8 @@ type Data struct {
 	DroppedDocuments int64    `json:"dropped_documents"`
 	StepsPerEpoch    int64    `json:"steps_per_epoch"`
 	EpochSamples     int64    `json:"-"`                      // with those of smaller sources of a mixture that repeat
+	HeldBytes        int64    `json:"held_bytes"`             // tokens and tables of documents in the memory of each rank
+	EncodingBytes    int64    `json:"encoding_bytes"`         // memory of each rank while it encodes text at the start
 	Ignored          []string `json:"ignored_keys,omitempty"` // of records; they change nothing
 	Warnings         []string `json:"warnings,omitempty"`     // about records
 
@@ -149,6 +151,7 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.data(o.Data)
 	if p.Memory, err = fit(cfg, ranks, o.Machine, d); err != nil {
 		return nil, err
 	}

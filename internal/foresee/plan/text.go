@@ -69,6 +69,10 @@ func (p *Plan) Summary(w io.Writer, columns int, data []string) error {
 	}
 	fmt.Fprintf(&b, "\nmemory      of a rank with %s\n", p.keeps())
 	m.table(&b)
+	fmt.Fprintf(&b, "            %-16s %10s\n", "host", readable.Bytes(m.Host))
+	if text := m.Waits(); text != "" {
+		fmt.Fprintf(&b, "            %s\n", text)
+	}
 	if e.Parts != nil {
 		fmt.Fprintf(&b, "\nstep        %s\n", readable.Seconds(e.SecondsPerStep))
 		e.times(&b)

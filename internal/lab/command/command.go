@@ -118,7 +118,8 @@ func found(device string) (machine.Machine, error) {
 	case m.IsCPU():
 		return onCPU(), nil
 	}
-	m.RAM = pinnable()
+	_, m.RAM = launch.HostMemory()
+	m.Locked, _ = launch.LockedMemory()
 	return m, nil
 }
 
@@ -126,15 +127,6 @@ func onCPU() machine.Machine {
 	m := machine.CPU()
 	_, m.Memory = launch.HostMemory()
 	return m
-}
-
-// pinnable returns the host memory that ranks on GPUs may pin; 0: unknown.
-func pinnable() int64 {
-	_, n := launch.HostMemory()
-	if limit, ok := launch.LockedMemory(); ok {
-		n = min(n, limit)
-	}
-	return n
 }
 
 func count(nproc string) (int, error) {

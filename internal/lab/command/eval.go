@@ -168,7 +168,7 @@ func (o *EvalOptions) prepare(
 	if err != nil {
 		return nil, nil, err
 	}
-	if _, err := plan.Fit(cfg, ranks, o.machine); err != nil {
+	if _, err := plan.Fit(cfg, ranks, o.machine, nil); err != nil {
 		return nil, nil, &InputError{err}
 	}
 	m, err := plan.EvalMemoryOf(cfg, ranks, o.machine)

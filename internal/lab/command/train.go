@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -90,6 +91,7 @@ type ready struct {
 	docs   []int        // documents of the first sample, if the choice read them
 	data   *plan.Data
 	files  *data.Identity // of the data
+	memory plan.Memory
 	dir    string
 	root   *os.Root // of dir: no symbolic link leads a write out of it
 	lock   *os.File // on the checkpoints in dir
@@ -156,9 +158,8 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int) (
 	if r.choice, err = choose(cfg, o.machine); err != nil {
 		return r, err
 	}
-	mem, err := plan.Fit(cfg, ranks, o.machine)
-	if err == nil {
-		err = mem.Check()
+	if r.memory, err = plan.Fit(cfg, ranks, o.machine, found); err == nil {
+		err = r.memory.Check()
 	}
 	if err != nil {
 		return r, &InputError{err}
@@ -220,9 +221,10 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	if err != nil {
 		return b, b.log.note(err)
 	}
+	debug.FreeOSMemory() // of the data, before the ranks need it
 	b.task = job.Train{
 		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine,
-		Generation: r.generation, Data: r.files,
+		Generation: r.generation, Data: r.files, HostData: r.memory.HostData,
 	}
 	if r.from != nil {
 		b.task.From = r.from.dir
@@ -240,6 +242,9 @@ func (r *ready) note(out *progress.Printer, lines ...string) {
 		out.Note("warning: " + w.String())
 	}
 	lines = slices.Concat(lines, dataLines(r.data, r.cfg), r.choice.notes)
+	if text := r.memory.Waits(); text != "" {
+		lines = append(lines, text)
+	}
 	if r.from != nil {
 		lines = append(lines, r.from.notes...)
 	}

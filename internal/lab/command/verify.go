@@ -162,7 +162,7 @@ func (o *VerifyOptions) load(path string, ranks int, set ...string) (v verified,
 	if v.choice, err = choose(v.cfg, o.machine); err != nil {
 		return v, err
 	}
-	if v.memory, err = plan.Fit(v.cfg, ranks, o.machine); err != nil {
+	if v.memory, err = plan.Fit(v.cfg, ranks, o.machine, nil); err != nil {
 		return v, &InputError{err}
 	}
 	return v, nil

@@ -26,7 +26,7 @@ func runSide(t *testing.T, path string, ranks, whole int, set ...string) (*Side,
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem, err := plan.Fit(cfg, ranks, machine.Machine{})
+	mem, err := plan.Fit(cfg, ranks, machine.Machine{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,8 +2,10 @@ package checkpoint
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 	"strings"
@@ -105,23 +107,26 @@ func checkLayout(params []Param, own []Range, fields []Field) error {
 }
 
 // shardOf returns the entries and the tensors of one rank's shard.
-func shardOf(params []Param, own []Range, fields []Field) ([]Entry, []safetensors.Entry, error) {
+func shardOf(ctx context.Context, s *Snapshot) ([]Entry, []safetensors.Entry, error) {
 	var entries []Entry
 	var tensors []safetensors.Entry
-	for _, p := range params {
+	var piece []float32
+	if s.Read != nil {
+		piece = make([]float32, PieceSize)
+	}
+	for _, p := range s.Params {
 		span, err := p.span()
 		if err != nil {
 			return nil, nil, err
 		}
 		parts, at := 0, int64(0) // at: start of the range in the data
-		for _, r := range own {
+		for _, r := range s.Ranges {
 			part := span.overlap(r)
 			if part.Len() > 0 {
-				for _, f := range fields {
+				for i, f := range s.Fields {
 					name := tensorName(p.Name, f.Name)
-					data := f.Data[at+part.Lo-r.Lo : at+part.Hi-r.Lo]
 					entries = append(entries, Entry{Tensor: name, Offset: part.Lo - span.Lo, Length: part.Len()})
-					tensors = append(tensors, safetensors.Floats(name, safetensors.F32, []int{len(data)}, data))
+					tensors = append(tensors, s.tensor(ctx, name, i, Range{at + part.Lo - r.Lo, at + part.Hi - r.Lo}, piece))
 				}
 				parts++
 			}
@@ -132,6 +137,29 @@ func shardOf(params []Param, own []Range, fields []Field) ([]Entry, []safetensor
 		}
 	}
 	return entries, tensors, nil
+}
+
+// PieceSize is the largest number of elements that Snapshot.Read reads at once.
+const PieceSize = 256 << 10
+
+// tensor returns elements of a field for writing, through piece if the snapshot has no copy of them.
+func (s *Snapshot) tensor(ctx context.Context, name string, field int, of Range, piece []float32) safetensors.Entry {
+	shape := []int{int(of.Len())}
+	if s.Read == nil {
+		return safetensors.Floats(name, safetensors.F32, shape, s.Fields[field].Data[of.Lo:of.Hi])
+	}
+	return safetensors.Entry{Name: name, DType: safetensors.F32, Shape: shape, Data: func(w io.Writer) error {
+		for lo := of.Lo; lo < of.Hi; lo += PieceSize {
+			data := piece[:min(PieceSize, of.Hi-lo)]
+			if err := s.Read(ctx, field, lo, data); err != nil {
+				return err
+			}
+			if err := safetensors.Floats(name, safetensors.F32, nil, data).Data(w); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
 }
 
 // Fits returns all differences between a checkpoint and a model, without reading a shard.

@@ -58,6 +58,9 @@ type Snapshot struct {
 	Ranges []Range
 	// Fields have the elements of all ranges, in order. Their slices must stay unchanged until the save has ended.
 	Fields []Field
+	// Read, if not nil, replaces Data of Fields, so that a save needs no copy of the state: it sets dst to the elements
+	// of Fields[field] from index lo. The save calls it for at most PieceSize elements at a time.
+	Read func(ctx context.Context, field int, lo int64, dst []float32) error
 	// Best makes the file best name this checkpoint, and no longer an earlier one.
 	Best bool
 	// Err makes the save fail on every rank: this rank has no state to save.

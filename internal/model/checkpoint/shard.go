@@ -38,7 +38,11 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 	if snap.Err != nil {
 		return "", nil, snap.Err
 	}
-	if err := checkLayout(snap.Params, snap.Ranges, snap.Fields); err != nil {
+	fields := snap.Fields
+	if snap.Read != nil {
+		fields = nil // without data
+	}
+	if err := checkLayout(snap.Params, snap.Ranges, fields); err != nil {
 		return "", nil, err
 	}
 	if s.group.Rank() == 0 {
@@ -54,7 +58,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 	if err != nil {
 		return "", nil, err
 	}
-	entries, tensors, err := shardOf(snap.Params, snap.Ranges, snap.Fields)
+	entries, tensors, err := shardOf(ctx, &snap)
 	if err != nil || len(entries) == 0 {
 		return sum(string(layout)), nil, err
 	}

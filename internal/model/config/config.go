@@ -213,8 +213,16 @@ type Checkpoint struct {
 	Every    int           // optimizer steps between two; 0: not by steps
 	Interval time.Duration // since the last; 0: not by time
 	Keep     int           // the newest are kept; 0: all
-	Async    bool          // written during training
+	Async    *bool         // written during training, from a copy; nil: auto, if the host's memory holds the copy
 	Best     bool          // also after a validation with the lowest loss so far; kept
+}
+
+// Copies reports whether checkpoints between the steps are written from a copy of the state, during training. auto
+// copies, until a plan replaces it.
+func (c *Config) Copies() bool {
+	p := &c.Checkpoint
+	some := p.Every > 0 && (c.Train.Steps == 0 || p.Every < c.Train.Steps) || p.Interval > 0 || p.Best
+	return some && (p.Async == nil || *p.Async)
 }
 
 // Log sets the reports during training.

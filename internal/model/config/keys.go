@@ -355,7 +355,9 @@ var runKeys = []key{
 	{path: "checkpoint.every", def: "0", doc: "optimizer steps between two checkpoints; 0: not by steps"},
 	{path: "checkpoint.interval", def: "15m", doc: "longest time between two checkpoints; 0: no limit"},
 	{path: "checkpoint.keep", def: "3", doc: "newest checkpoints to keep; 0: all"},
-	{path: "checkpoint.async", def: "true", doc: "write while training goes on"},
+	{path: "checkpoint.async", def: "auto", word: "auto", at: func(c *Config) any { return &c.Checkpoint.Async },
+		doc: "true: write while training goes on, from a copy of the state in host memory; false: training waits, and " +
+			"nothing is copied; auto: true if the host's memory holds the copy"},
 	{path: "checkpoint.best", def: "false",
 		doc: "also save after each validation with the lowest loss so far; `checkpoints/best` names that checkpoint, " +
 			"which is kept in addition to `keep`; needs data.validation"},

@@ -20,6 +20,8 @@ type Dataset struct {
 	parts  []part
 	files  int64
 
+	encoded int64 // bytes of files encoded by this process, outside the cache
+
 	ignored Keys
 	notes   Keys
 	cut     int64 // number of packed documents; -1: not packed

@@ -88,6 +88,7 @@ func (d *Dataset) addAll(paths []string, kind string) error {
 		}
 	}
 	if d.source.Cache.Dir == "" || size < d.source.Cache.Least {
+		d.encoded += size
 		return d.encodeFiles(paths)
 	}
 	return d.cached(paths)

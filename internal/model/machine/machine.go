@@ -21,7 +21,8 @@ type Machine struct {
 	Memory int64            // bytes of one device, on a CPU of all ranks of a host; 0: unknown
 	Link   int64            // bytes a second that one device sends; 0: unknown
 	Net    int64            // bytes a second that one device sends to other hosts; 0: unknown
-	RAM    int64            // bytes of host memory that the ranks of one host may pin; 0: unknown
+	RAM    int64            // bytes of host memory that the ranks of one host may use; 0: unknown
+	Locked int64            // bytes of it that they may pin; 0: all
 	// Assumed: from --assume, not probed.
 	Assumed bool
 }

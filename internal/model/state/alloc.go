@@ -4,6 +4,7 @@
 package state
 
 import (
+	"math"
 	"runtime"
 	"runtime/debug"
 
@@ -59,26 +60,33 @@ type Room struct {
 	Copies      int            // of sharded weights, each on neighbouring ranks; 0: one over all ranks
 }
 
-// leastGarbage bounds the garbage of a process on a CPU before a Go collection, unless a percent of the live memory is
-// more. A step leaves some hundred KiB, and a collection takes some milliseconds.
-const leastGarbage = 4 << 20
+// These bound the garbage of a process before a Go collection, unless a percent of the live memory is more. A step leaves
+// some hundred KiB, and a collection takes some milliseconds, in which the host of a GPU may not wait.
+const (
+	leastGarbage    = 4 << 20
+	leastGPUGarbage = 32 << 20
+)
 
-// Garbage returns the garbage that a process on a CPU keeps before a collection, in bytes and in percent of the live
-// bytes.
-func Garbage(live int64) (percent int, bytes int64) {
-	live = max(live, 1)
-	percent = int(min(max((100*leastGarbage+live-1)/live, 1), 100))
+// Garbage returns the garbage that a process keeps before a collection, in bytes and in percent of the live bytes. arch
+// is that of its GPU; 0: a CPU.
+func Garbage(live int64, arch int) (percent int, bytes int64) {
+	least := int64(leastGarbage)
+	if live = max(live, 1); arch != 0 {
+		least = leastGPUGarbage
+	}
+	percent = int(min(max((100*least+live-1)/live, 1), 100))
 	return percent, live * int64(percent) / 100
 }
 
-// BoundGarbage applies Garbage to this process on a CPU after it has allocated its memory. By default Go waits for as
-// much garbage as live memory, mostly weights and activations, which doubles the memory of long runs. GOGC has
-// priority.
-func BoundGarbage() {
-	runtime.GC() // collect the garbage of the start
+// BoundGarbage applies Garbage to this process after it has allocated its memory, and returns free memory to the system.
+// By default Go waits for as much garbage as live memory, such as weights, activations or the copy for a checkpoint,
+// which doubles the memory of long runs. GOGC has priority.
+func BoundGarbage(arch int) {
+	debug.FreeOSMemory() // collects the garbage of the start
+	debug.SetMemoryLimit(math.MaxInt64)
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	percent, _ := Garbage(int64(m.HeapAlloc))
+	percent, _ := Garbage(int64(m.HeapAlloc), arch)
 	if asked := debug.SetGCPercent(percent); asked != 100 {
 		debug.SetGCPercent(asked)
 	}

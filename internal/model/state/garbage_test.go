@@ -15,7 +15,7 @@ func TestGarbage(t *testing.T) {
 		{400 << 20, 1, 4 << 20},
 		{40 << 30, 1, 40 << 30 / 100},
 	} {
-		if percent, bytes := Garbage(c.live); percent != c.percent || bytes != c.bytes {
+		if percent, bytes := Garbage(c.live, 0); percent != c.percent || bytes != c.bytes {
 			t.Errorf("beside %d bytes: %d %%, %d bytes; want %d, %d", c.live, percent, bytes, c.percent, c.bytes)
 		}
 	}

@@ -34,6 +34,8 @@ type Train struct {
 	RunID string `json:"run_id,omitempty"`
 	// Machine is the machine that the launcher found.
 	Machine machine.Machine `json:"machine"`
+	// HostData is the memory of a rank for data, by the plan.
+	HostData int64 `json:"host_data,omitempty"`
 
 	// Generation numbers the first start of this job's workers among all starts in the run directory. Each restart adds
 	// one.

@@ -337,6 +337,8 @@ type samples interface {
 	Targets() int64
 	// Dropped returns the number of documents left out because of their length, and the lengths of all.
 	Dropped() (documents int64, of data.Lengths)
+	// Held returns the bytes of the data in memory.
+	Held() int64
 	// Alike reports whether all samples have equal Docs and Valid.
 	Alike() bool
 	// Load reads one rank's shard of a sample.

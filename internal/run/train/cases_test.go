@@ -83,7 +83,7 @@ func TestGPUCasesAreValid(t *testing.T) {
 				continue
 			}
 			cfg.Parallel.Backend = choice.Backend.String()
-			if _, err := plan.Fit(cfg, 4, m); err != nil {
+			if _, err := plan.Fit(cfg, 4, m, nil); err != nil {
 				t.Errorf("%s: %v", c.name, err)
 			}
 		}

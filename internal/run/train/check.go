@@ -153,6 +153,10 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 	if counted {
 		found.Documents = &documents
 	}
+	found.HeldBytes = l.Held()
+	for _, ds := range sources {
+		found.EncodingBytes += ds.Encoded()
+	}
 	found.Ignored, found.Warnings = ignored.Sorted(), warnings.Sorted()
 	return found, nil
 }

@@ -57,7 +57,7 @@ func loadGPU(t *testing.T, m machine.Machine, yaml string, ranks int, set ...str
 		t.Fatal(err)
 	}
 	cfg.Parallel.Backend = choice.Backend.String()
-	if _, err := plan.Fit(cfg, ranks, m); err != nil {
+	if _, err := plan.Fit(cfg, ranks, m, nil); err != nil {
 		t.Fatal(err)
 	}
 	return cfg

@@ -268,7 +268,7 @@ func trained(t *testing.T, ranks, copies int, cfg *config.Config, change func(tr
 			}
 			text += fmt.Sprintf("loss %x norm %x\n", r.Loss, r.GradNorm)
 		}
-		snap, err := tr.snapshot(ctx, &Options{})
+		snap, err := tr.snapshot(ctx, &Options{}, true)
 		for _, f := range snap.Fields {
 			sum := sha256.New()
 			if err := binary.Write(sum, binary.LittleEndian, f.Data); err != nil {

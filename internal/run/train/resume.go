@@ -15,7 +15,6 @@ import (
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/kernels"
-	"github.com/cprun/cprun/tensor"
 )
 
 // The fields of a checkpoint for the moments, under PyTorch's names.
@@ -247,9 +246,9 @@ func (o *Options) newest(ctx context.Context) ([]byte, error) {
 	return []byte(o.From), nil
 }
 
-// snapshot copies this rank's part of each bucket to host memory, which the next snapshot reuses. No step may be
-// queued.
-func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot, error) {
+// snapshot returns this rank's part of each bucket: a copy in t.copies, which the next snapshot reuses, or without copy
+// functions that read it in pieces. No step may be queued, without copy until the save has ended.
+func (t *Trainer) snapshot(ctx context.Context, o *Options, copies bool) (checkpoint.Snapshot, error) {
 	p := t.cfg.Parallel
 	extra := map[string]json.RawMessage{}
 	scales := t.scaler.save()
@@ -285,31 +284,42 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 			s.Ranges = append(s.Ranges, checkpoint.Range(t.share.Share(b)))
 		}
 	}
-	fields, owned := t.fields(), t.share.Owned()
-	if t.saved == nil {
-		t.saved = make([][]float32, len(fields))
-	}
+	fields := t.fields()
 	t.share.flush() // wait for weights in transfer
 	if t.share.OnHost {
 		if err := t.dev.Stream.Sync(ctx); err != nil {
 			return s, err
 		}
 	}
+	read := func(ctx context.Context, field int, lo int64, dst []float32) error {
+		return t.readOwned(ctx, fields[field].view, lo, dst)
+	}
 	for i, f := range fields {
-		if t.share.OnHost && int64(f.view.Size()) == owned[len(owned)-1].Hi {
-			// a copy could exceed the host's memory; attempt waits for the save
-			s.Fields = append(s.Fields, checkpoint.Field{Name: f.name, Data: tensor.Data[float32](f.view)})
-			continue
-		}
-		if t.saved[i] == nil {
-			t.saved[i] = make([]float32, owned[len(owned)-1].Hi)
-		}
-		for b, at := range owned {
-			if err := t.stage.read(ctx, t.saved[i][at.Lo:at.Hi], t.share.Own(f.view, b)); err != nil {
+		s.Fields = append(s.Fields, checkpoint.Field{Name: f.name})
+		if copies {
+			s.Fields[i].Data = t.copies[i]
+			if err := read(ctx, i, 0, t.copies[i]); err != nil {
 				return s, err
 			}
 		}
-		s.Fields = append(s.Fields, checkpoint.Field{Name: f.name, Data: t.saved[i]})
+	}
+	if !copies {
+		s.Read = read
 	}
 	return s, nil
+}
+
+// readOwned sets dst to this rank's elements of a field from lo.
+func (t *Trainer) readOwned(ctx context.Context, field View, lo int64, dst []float32) error {
+	for b, at := range t.share.Owned() {
+		first, last := max(lo, at.Lo), min(lo+int64(len(dst)), at.Hi)
+		if first >= last {
+			continue
+		}
+		part := state.Part(t.share.Own(field, b), int(first-at.Lo), int(last-at.Lo))
+		if err := t.stage.read(ctx, dst[first-lo:last-lo], part); err != nil {
+			return err
+		}
+	}
+	return nil
 }

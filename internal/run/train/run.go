@@ -44,8 +44,7 @@ type Options struct {
 	// Timed, if not nil, is called at the beginning of each part of the start, and its result at the end. Several
 	// goroutines call it.
 	Timed func(part string) (end func())
-	// BoundGarbage limits Go's garbage. It is for processes with one rank that computes in Go memory; see
-	// state.BoundGarbage.
+	// BoundGarbage limits Go's garbage. It is for processes with one rank; see state.BoundGarbage.
 	BoundGarbage bool
 }
 
@@ -201,7 +200,7 @@ func (r *run) open(ctx context.Context) (err error) {
 	}
 	c := r.cfg.Checkpoint
 	r.saver, err = checkpoint.NewSaver(r.mesh.saves, checkpoint.Options{
-		Dir: r.dirs.checkpoints, RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async,
+		Dir: r.dirs.checkpoints, RunID: r.opts.RunID, Keep: c.Keep, Async: r.copies != nil,
 		Beat:  beat(r.cfg),
 		Start: r.opts.Start,
 		Warn:  func(err error) { r.opts.notice(err.Error()) },

@@ -44,7 +44,8 @@ func (r *run) attempt(ctx context.Context, wait bool) error {
 			unsynced = fmt.Errorf("metrics before the checkpoint of step %d: %w", r.step, err)
 		}
 	}
-	snap, err := r.snapshot(ctx, &r.opts)
+	copies := !wait && r.copies != nil
+	snap, err := r.snapshot(ctx, &r.opts, copies)
 	if err != nil {
 		return err
 	}
@@ -52,18 +53,17 @@ func (r *run) attempt(ctx context.Context, wait bool) error {
 	if err := r.markBest(&snap); err != nil {
 		return err
 	}
-	if err := checkFinite(snap); err != nil {
+	if err := checkFinite(ctx, snap); err != nil {
 		return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
 	}
 	if err := r.blamed(r.saver.Save(ctx, snap)); err != nil {
 		return err
 	}
 	r.saving = saving{step: r.step, began: began, paused: time.Since(began)}
-	// the next step would overwrite an optimizer's state on the host, of which there is no copy
-	if c := r.cfg.Checkpoint; !wait && !r.share.OnHost && c.Async {
+	if copies {
 		return nil
 	}
-	return r.awaited(true)
+	return r.awaited(true) // the next step would overwrite the state
 }
 
 // nextTries ends the notice of a failed save.
@@ -155,22 +155,42 @@ func (e *remote) Unwrap() []error { return []error{e.error, e.peer} }
 
 // checkFinite returns an error if weights are not finite, so that their checkpoint does not replace a good one. A step
 // with a finite gradient may spoil them.
-func checkFinite(s checkpoint.Snapshot) error {
-	const piece = 1 << 22
+func checkFinite(ctx context.Context, s checkpoint.Snapshot) error {
+	const chunk = 1 << 22
 	var g errgroup.Group
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	for _, f := range s.Fields {
-		for data := range slices.Chunk(f.Data, piece) {
-			g.Go(func() error {
-				for _, x := range data {
-					if x-x != 0 { // NaN or infinity
-						return fmt.Errorf("%w: %s holds %v; no checkpoint of it is written. Lower optimizer.lr, or set "+
-							"optimizer.grad_clip", errDiverged, f.Name, x)
-					}
-				}
-				return nil
-			})
+		for data := range slices.Chunk(f.Data, chunk) {
+			g.Go(func() error { return finite(f.Name, data) })
 		}
 	}
-	return g.Wait()
+	if s.Read == nil {
+		return g.Wait()
+	}
+	n, piece := int64(0), make([]float32, checkpoint.PieceSize)
+	for _, r := range s.Ranges {
+		n += r.Len()
+	}
+	for i, f := range s.Fields {
+		for lo := int64(0); lo < n; lo += checkpoint.PieceSize {
+			data := piece[:min(checkpoint.PieceSize, n-lo)]
+			if err := s.Read(ctx, i, lo, data); err != nil {
+				return err
+			}
+			if err := finite(f.Name, data); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func finite(name string, data []float32) error {
+	for _, x := range data {
+		if x-x != 0 { // NaN or infinity
+			return fmt.Errorf("%w: %s holds %v; no checkpoint of it is written. Lower optimizer.lr, or set "+
+				"optimizer.grad_clip", errDiverged, name, x)
+		}
+	}
+	return nil
 }

@@ -362,7 +362,7 @@ func TestCheckpointsOfGroups(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		snap, err := tr.snapshot(context.Background(), &Options{})
+		snap, err := tr.snapshot(context.Background(), &Options{}, false)
 		if err == nil {
 			err = saver.Save(context.Background(), snap)
 		}

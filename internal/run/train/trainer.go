@@ -39,7 +39,7 @@ type Trainer struct {
 	stage    *stage
 	moves    *offload    // nil: no activations move to the host
 	divides  []divided   // weights that ranks set together, until gather
-	saved    [][]float32 // the newest snapshot, by field
+	copies   [][]float32 // the newest copy for a checkpoint, by field; nil: checkpoints are written without
 	train    *feed
 	val      *feed    // nil without validation
 	sources  []source // that val reads in turn
@@ -104,8 +104,13 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	if err := t.build(o); err != nil {
 		return nil, err
 	}
+	if owned := t.share.Owned(); cfg.Copies() && !o.NoSave && !o.Frozen {
+		for range t.fields() {
+			t.copies = append(t.copies, make([]float32, owned[len(owned)-1].Hi))
+		}
+	}
 	if o.BoundGarbage {
-		state.BoundGarbage()
+		state.BoundGarbage(t.dev.Machine.Arch)
 	}
 	return t, t.share.publish()
 }

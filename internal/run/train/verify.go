@@ -57,7 +57,7 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 	p Probing) (v Verified, err error) {
 	defer device.Caught(&err)
 	o.report(Report{Kind: Phase, Text: "setup"})
-	o.Whole = p.Whole
+	o.Whole, o.NoSave = p.Whole, true
 	stepped := *cfg
 	stepped.Optimizer = Hyper(cfg)
 	stepped.Train.Samples = 0 // two whole steps, also of fewer samples

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 
 	"github.com/cprun/cprun/comm"
@@ -66,7 +67,10 @@ func (p *process) session(ctx context.Context, trains bool, run func(context.Con
 		Timed: timed.time,
 	})
 	if err == nil {
-		s.options = train.Options{Room: mem.Room(), Report: p.report, Timed: timed.time, BoundGarbage: s.Machine.IsCPU()}
+		if trains && s.Machine.IsCPU() { // at the start; see BoundGarbage
+			debug.SetMemoryLimit(mem.Total + mem.HostTotal + s.HostData)
+		}
+		s.options = train.Options{Room: mem.Room(), Report: p.report, Timed: timed.time, BoundGarbage: true}
 		err = run(ctx, &s)
 	}
 	if trains {

@@ -21,7 +21,7 @@ func TestLackOfMemoryIsExplained(t *testing.T) {
 	}
 	cfg.Parallel.Backend = "flash"
 	on := machine.Machine{Arch: 90, GPUs: 2, Flash: machine.BuiltFlash, Memory: 139 << 30, RAM: 500 << 30}
-	mem, err := plan.Fit(cfg, 2, on)
+	mem, err := plan.Fit(cfg, 2, on, nil)
 	if err != nil || !mem.Fits {
 		t.Fatalf("%v, %s", err, mem.Verdict())
 	}
