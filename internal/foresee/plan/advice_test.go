@@ -129,9 +129,10 @@ func TestAdvice(t *testing.T) {
 func TestReserve(t *testing.T) {
 	set := []string{"memory.recompute=none", "memory.loss_chunk=1024", "memory.shard=gradients",
 		"checkpoint.async=false"}
-	for device, together := range map[string]int64{"cuda": 1, "cpu": 2} {
+	for device, took := range map[string]func(m *Memory) int64{"cuda": func(m *Memory) int64 { return m.Total },
+		"cpu": func(m *Memory) int64 { return m.Host }} {
 		least := planned(t, device, 2, 1<<30, set...)
-		need := (together*least.Total+(together-1)*least.HostLauncher)>>20 + 1
+		need := took(&least)>>20 + 1
 		for _, c := range []struct {
 			reserve string
 			extra   int64 // MiB beside the need
@@ -146,9 +147,9 @@ func TestReserve(t *testing.T) {
 			if m.Fits != c.fits || strings.Contains(m.Verdict(), "memory.reserve") != (c.reserve != "0") {
 				t.Errorf("%s with %d MiB beside the need and reserve %s: %s", device, c.extra, c.reserve, m.Verdict())
 			}
-			if m.Fits && together*m.Total > m.Device-m.Reserve {
-				t.Errorf("%s with reserve %s: %d ranks of %d bytes and %d in reserve on %d", device, c.reserve,
-					together, m.Total, m.Reserve, m.Device)
+			if m.Fits && took(&m) > m.Device-m.Reserve {
+				t.Errorf("%s with reserve %s: %d bytes and %d in reserve on %d", device, c.reserve, took(&m), m.Reserve,
+					m.Device)
 			}
 		}
 	}
@@ -160,7 +161,7 @@ func TestVerdictByHosts(t *testing.T) {
 		t.Errorf("memory is not known: %t, %q", m.Fits, m.Verdict())
 	}
 	on := machine.Machine{Memory: 1 << 30, Hosts: 2}
-	for total, fits := range map[int64]bool{480 << 20: true, 500 << 20: false, 1 << 62: false} {
+	for total, fits := range map[int64]bool{480 << 20: true, 520 << 20: false, 1 << 62: false} {
 		m := Memory{Weights: total, Device: on.Memory}
 		if m.total(&config.Config{}, on, 4); m.Fits != fits {
 			t.Errorf("4 ranks of %d bytes on two hosts: %s", total, m.Verdict())

@@ -141,9 +141,12 @@ func contextOf(cfg *config.Config, ranks int, on machine.Machine) int64 {
 	return n
 }
 
-// processBytes counts the program and the Go runtime of a process on a CPU, without the run's
-// allocations and garbage. It was measured with 1 to 4 ranks, from 0.4 M to 5 M parameters.
-const processBytes = 26 << 20
+// ProgramBytes counts the resident code of the program. processBytes adds the Go runtime of a process on a CPU, without
+// the run's allocations and garbage. They were measured with 1 to 4 ranks, from 0.4 M to 27 M parameters.
+const (
+	ProgramBytes = 22 << 20
+	processBytes = ProgramBytes + 6<<20
+)
 
 // Host memory beside GPUs, measured with one H200, CUDA 13.0 and cuDNN 9.19. driverBytes counts a rank's driver, its
 // libraries' data, and the compiler of kernels at the first start (650 MiB later). libraryBytes counts the code of the
@@ -156,10 +159,11 @@ const (
 // launcherBytes counts the launcher of a host after the start. It encodes data before its ranks begin.
 const launcherBytes = 32 << 20
 
-// meshBytes counts the connections of a rank with other ranks. sharedBytes counts the memory that it
+// meshBytes counts the connections of a rank with other ranks, and the scratch memory of its reductions
+// (comm.pieceBytes). sharedBytes counts the memory that it
 // shares with one peer of its node, and meshRanks limits the number of these: the ranks connected at start.
 const (
-	meshBytes   = 1 << 20
+	meshBytes   = 5 << 20
 	sharedBytes = 512 << 10
 	meshRanks   = 16
 )
@@ -273,9 +277,10 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	for _, i := range m.hostItems() {
 		m.HostTotal += i.bytes
 	}
-	m.Host = int64(machine.PerHost(ranks))*m.HostTotal + m.HostLauncher
+	n := int64(machine.PerHost(ranks))
+	m.Host = n*m.HostTotal + m.HostLauncher
 	if machine.IsCPU() {
-		m.Host += int64(machine.PerHost(ranks)) * m.Total
+		m.Host += n * (m.Total - ProgramBytes) // the launcher has the same program
 	}
 	if m.Device == 0 {
 		return
@@ -288,7 +293,7 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	excess, hostExcess := m.excess(machine, ranks)
 	m.Fits = excess <= 0 && hostExcess <= 0
 	total, device := readable.Bytes(m.Total), readable.Bytes(m.Device)
-	switch n := machine.PerHost(ranks); {
+	switch {
 	case m.Fits && machine.IsCPU():
 		total = readable.Bytes(m.Total + m.HostTotal)
 		m.fits = fmt.Sprintf("fits: %s a rank, %d in %s of memory%s", total, n, device, kept)
@@ -314,7 +319,7 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 func (m *Memory) excess(machine machine.Machine, ranks int) (device, host int64) {
 	n := int64(machine.PerHost(ranks))
 	if machine.IsCPU() {
-		return m.Total + m.HostTotal - (m.Device-m.Reserve-m.HostLauncher)/n, 0
+		return m.Total - ProgramBytes + m.HostTotal - (m.Device-m.Reserve-m.HostLauncher)/n, 0
 	}
 	pinned := m.HostActivations + m.HostOptimizer
 	if m.HostDevice > 0 { // the reserve is also for processes

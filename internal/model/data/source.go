@@ -66,6 +66,7 @@ func Open(s Source) (*Dataset, error) {
 			return nil, err
 		}
 	}
+	d.source.Tokenizer, d.source.Chat = nil, nil // frees their tables
 	return d, nil
 }
 

@@ -68,7 +68,7 @@ func (p *process) session(ctx context.Context, trains bool, run func(context.Con
 	})
 	if err == nil {
 		if trains && s.Machine.IsCPU() { // at the start; see BoundGarbage
-			debug.SetMemoryLimit(mem.Total + mem.HostTotal + s.HostData)
+			debug.SetMemoryLimit(mem.Total + mem.HostTotal + s.HostData - plan.ProgramBytes)
 		}
 		s.options = train.Options{Room: mem.Room(), Report: p.report, Timed: timed.time, BoundGarbage: true}
 		err = run(ctx, &s)
