@@ -40,13 +40,13 @@ type Memory struct {
 	Layers          Layers `json:"layers"`           // zero: all activations stay on the device
 	HostActivations int64  `json:"host_activations"` // offloaded by this rank
 	HostOptimizer   int64  `json:"host_optimizer"`   // masters and moments, likewise
-	HostSnapshot    int64  `json:"host_snapshot"`    // the copy that checkpoints are written from; 0: training waits for them
+	HostSnapshot    int64  `json:"host_snapshot"`    // the copy that a checkpoint is written from; 0: none
 	HostData        int64  `json:"host_data"`        // tokens and tables of documents, or more to encode them at the start
 	HostProcess     int64  `json:"host_process"`     // beside a GPU: program, driver and staging; on a CPU in Context
 	HostTotal       int64  `json:"host_total"`
 	HostLauncher    int64  `json:"host_launcher"` // of a host
 	Host            int64  `json:"host"`          // all ranks of a host and the launcher; on a CPU with Total
-	HostDevice      int64  `json:"host_device"`   // memory that the ranks of a host share; 0: unknown, or a CPU with Device
+	HostDevice      int64  `json:"host_device"`   // memory of a host; 0: unknown, or a CPU with Device
 	HostReserve     int64  `json:"host_reserve"`
 
 	Fits       bool `json:"fits"` // both memories, or not known
@@ -168,8 +168,8 @@ const (
 	meshRanks   = 16
 )
 
-// stagedBytes returns the size of the staging area for state: two host buffers of up to 1 MiB each on a CPU, else 32 MiB
-// (train.newStage), and the piece and the buffer of a shard in writing.
+// stagedBytes returns the size of the staging area for state: two host buffers of up to 1 MiB each on a CPU, else
+// 32 MiB (train.newStage), and the piece and the buffer of a shard in writing.
 func stagedBytes(cfg *config.Config, ranks int, on machine.Machine) int64 {
 	piece := int64(8 << 20) // elements
 	if on.IsCPU() {
@@ -282,6 +282,7 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	if machine.IsCPU() {
 		m.Host += n * (m.Total - ProgramBytes) // the launcher has the same program
 	}
+	m.Host = max(m.Host, m.HostLauncher+2*m.encoding) // the launcher encodes first
 	if m.Device == 0 {
 		return
 	}

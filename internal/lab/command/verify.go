@@ -154,7 +154,8 @@ func (o *VerifyOptions) load(path string, ranks int, set ...string) (v verified,
 		return v, err
 	}
 	v.ranks = ranks
-	v.cfg, err = config.Load(path, config.Options{Set: slices.Concat(o.Set, set), Ranks: ranks, Hosts: o.machine.Hosts,
+	set = slices.Concat(o.Set, set, []string{"checkpoint.async=false"}) // it has no checkpoints
+	v.cfg, err = config.Load(path, config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts,
 		Device: o.machine.Device(), Decide: d.Decide})
 	if err != nil {
 		return v, &InputError{err}

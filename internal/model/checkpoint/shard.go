@@ -105,9 +105,6 @@ func (s *Saver) writeFile(ctx context.Context, dir store, info *FileInfo, tensor
 	if err == nil {
 		err = s.at("shard written")
 	}
-	if err == nil {
-		err = f.Sync()
-	}
 	if err != nil {
 		return errors.Join(err, f.Discard())
 	}

@@ -8,8 +8,8 @@ import (
 // Resolve replaces autos by values for these ranks and this device ("cuda", or the CPU), and checks the rules that
 // depend on them. The error is Errors. Some keys may stay auto: parallel.ulysses_degree without hierarchical;
 // parallel.gather with all ranks on one host, since layers may differ; parallel.deadline, which depends on step times;
-// parallel.transport, on the links; attention.backend, on the GPU and its libraries; and on a GPU memory.recompute,
-// loss_chunk, shard and offload, on its memory.
+// parallel.transport, on the links; checkpoint.async, on the host's memory; attention.backend, on the GPU and its
+// libraries; and on a GPU memory.recompute, loss_chunk, shard and offload, on its memory.
 func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
 	c.resolve(ranks, 1, device, f)

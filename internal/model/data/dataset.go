@@ -20,7 +20,8 @@ type Dataset struct {
 	parts  []part
 	files  int64
 
-	encoded int64 // bytes of files encoded by this process, outside the cache
+	encoded   int64 // bytes of files encoded by this process, outside the cache
+	tokenizer int64 // bytes of the tokenizer's file
 
 	ignored Keys
 	notes   Keys

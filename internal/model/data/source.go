@@ -66,6 +66,11 @@ func Open(s Source) (*Dataset, error) {
 			return nil, err
 		}
 	}
+	if t := s.Tokenizer; t != nil && !t.bytes() {
+		if st, err := os.Stat(t.path); err == nil {
+			d.tokenizer = st.Size()
+		}
+	}
 	d.source.Tokenizer, d.source.Chat = nil, nil // frees their tables
 	return d, nil
 }

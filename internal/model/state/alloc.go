@@ -60,8 +60,8 @@ type Room struct {
 	Copies      int            // of sharded weights, each on neighbouring ranks; 0: one over all ranks
 }
 
-// These bound the garbage of a process before a Go collection, unless a percent of the live memory is more. A step leaves
-// some hundred KiB, and a collection takes some milliseconds, in which the host of a GPU may not wait.
+// These bound the garbage of a process before a Go collection, unless a percent of the live memory is more. A step
+// leaves some hundred KiB, and a collection takes some milliseconds, in which the host of a GPU may not wait.
 const (
 	leastGarbage    = 4 << 20
 	leastGPUGarbage = 32 << 20
@@ -78,9 +78,9 @@ func Garbage(live int64, arch int) (percent int, bytes int64) {
 	return percent, live * int64(percent) / 100
 }
 
-// BoundGarbage applies Garbage to this process after it has allocated its memory, and returns free memory to the system.
-// By default Go waits for as much garbage as live memory, such as weights, activations or the copy for a checkpoint,
-// which doubles the memory of long runs. GOGC has priority.
+// BoundGarbage applies Garbage to this process after it has allocated its memory, and returns free memory to the
+// system. By default Go waits for as much garbage as live memory, such as weights, activations or the copy for a
+// checkpoint, which doubles the memory of long runs. GOGC has priority.
 func BoundGarbage(arch int) {
 	debug.FreeOSMemory() // collects the garbage of the start
 	debug.SetMemoryLimit(math.MaxInt64)

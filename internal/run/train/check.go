@@ -155,7 +155,7 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 	}
 	found.HeldBytes = l.Held()
 	for _, ds := range sources {
-		found.EncodingBytes += ds.Encoded()
+		found.EncodingBytes += ds.Encoding()
 	}
 	found.Ignored, found.Warnings = ignored.Sorted(), warnings.Sorted()
 	return found, nil

@@ -101,8 +101,7 @@ func (o *offload) reload(m *moved) {
 	if len(m.dev) == 0 || m.in != nil {
 		return
 	}
-	o.in.Wait(m.out)
-	o.in.Wait(o.dev.Stream.Record())
+	o.in.Wait(o.dev.Stream.Record()) // which has followed m.out, since keep of the next layer waits for it
 	for j := range m.dev {
 		o.dev.Store.Copy(o.in, m.dev[j], m.host[j])
 	}

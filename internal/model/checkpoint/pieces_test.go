@@ -1,0 +1,126 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/internal/base/safetensors"
+)
+
+// A save that reads the state in pieces, none above PieceSize, makes the checkpoint of one from a copy. A failed read
+// fails the save.
+func TestSaveInPieces(t *testing.T) {
+	params := []Param{{Name: "w", Shape: []int{2*PieceSize + 5}}, {Name: "b", Shape: []int{3}, Offset: 2*PieceSize + 7}}
+	own, want := Range{0, 2*PieceSize + 10}, make([]float32, 2*PieceSize+10)
+	for i := range want {
+		want[i] = float32(i)
+	}
+	for _, fault := range []error{nil, fs.ErrPermission} {
+		s, err := NewSaver(world(1)[0], Options{Dir: rooted(t.TempDir()), RunID: "run"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = s.Save(t.Context(), Snapshot{Params: params, Ranges: []Range{own}, Fields: []Field{{Name: FieldParam}},
+			Read: func(_ context.Context, field int, lo int64, dst []float32) error {
+				if copy(dst, want[lo:]); field != 0 || len(dst) > PieceSize {
+					t.Errorf("%d elements of field %d at once", len(dst), field)
+				}
+				return fault
+			}})
+		if e := s.Close(); e != nil || !errors.Is(err, fault) {
+			t.Errorf("reads fail with %v: %v, %v", fault, err, e)
+		}
+		if fault != nil {
+			continue
+		}
+		got := make([]float32, len(want))
+		if err := loadFrom(t, filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}); err != nil {
+			t.Fatal(err)
+		}
+		want[2*PieceSize+5], want[2*PieceSize+6] = 0, 0 // between the parameters
+		if !slices.Equal(got, want) {
+			t.Error("the checkpoint has other elements")
+		}
+	}
+}
+
+// Of two starts that record themselves at the same time, the older one ends.
+func TestClaimsRace(t *testing.T) {
+	f, h := fenceIn(t)
+	h.hook = func(call string) error {
+		if call == "create" {
+			h.hook = func(string) error { return nil }
+			record(t, h, 7)
+		}
+		return nil
+	}
+	if err := f.claim(nil); !errors.Is(err, ErrSuperseded) {
+		t.Errorf("generation 6 beside 7: %v, want ErrSuperseded", err)
+	}
+}
+
+// A start removes incomplete directories of other starts. Those of its own ranks stay until it commits.
+func TestCleanKeepsOwnDirectories(t *testing.T) {
+	dir := t.TempDir()
+	s, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "run"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for own, want := range map[bool]int{false: 1, true: 0} {
+		for _, run := range []string{"run", "other"} {
+			if err := os.MkdirAll(filepath.Join(dir, dirName(3)+".tmp-"+run), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.clean(own); err != nil {
+			t.Fatal(err)
+		}
+		mine, _ := filepath.Glob(filepath.Join(dir, "*.tmp-run"))
+		others, _ := filepath.Glob(filepath.Join(dir, "*.tmp-other"))
+		if len(mine) != want || len(others) != 0 {
+			t.Errorf("own %t: %v and %v are left", own, mine, others)
+		}
+	}
+}
+
+// A shard whose header differs from the manifest is refused.
+func TestShardHeaderIsCompared(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		dtype safetensors.DType
+		shape []int
+		ok    bool
+	}{
+		{"w", safetensors.F32, []int{4}, true}, {"v", safetensors.F32, []int{4}, false},
+		{"w", safetensors.F16, []int{4}, false}, {"w", safetensors.F32, []int{2, 2}, false},
+		{"w", safetensors.F32, []int{4, 1}, false}, {"w", safetensors.F32, []int{5}, false},
+	} {
+		n := 1
+		for _, d := range c.shape {
+			n *= d
+		}
+		path := filepath.Join(t.TempDir(), "shard")
+		err := safetensors.WriteFile(path, nil, []safetensors.Entry{safetensors.Floats(c.name, c.dtype, c.shape,
+			make([]float32, n))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := f.Stat()
+		if err == nil {
+			_, err = readHeader(f, FileInfo{Name: "shard", Bytes: st.Size(), Entries: []Entry{{Tensor: "w", Length: 4}}})
+		}
+		if f.Close(); (err == nil) != c.ok {
+			t.Errorf("%s %s %v: %v", c.name, c.dtype, c.shape, err)
+		}
+	}
+}
