@@ -98,6 +98,17 @@ var defects = []defect{
 		"Step: t.step + 1 - skipped - t.blank", "windows", "AdamW of its gradients gives another one"},
 	{"no clipping", "internal/model/optim/adamw.go", "MaxNorm: a.MaxNorm,", "MaxNorm: 0 * a.MaxNorm,", "windows",
 		"AdamW of its gradients gives another one"},
+	{"a flag of a turn ignored", "internal/model/data/chat.go", "e.withoutFlagged(c, trace, spans)",
+		"e.withoutFlagged(&conversation{}, trace, spans)", "flags", "target of tokens on one rank"},
+	{"a system column dropped", "internal/model/data/conversation.go", "if raw := keys[keySystem]; raw != nil {",
+		"if raw := keys[keySystem+keyTools]; raw != nil {", "share", "tokens: the records have"},
+	{"borders of a packer ignored", "internal/model/data/borders.go", "	{\"seq_lengths\", func(", "	{\"lengths\", func(",
+		"borders", "documents: the records have"},
+	{"columns of JSON as text", "internal/model/data/arrow.go", "if extension == \"arrow.json\" {",
+		"if extension == \"json\" {", "columns", "tokens: the records have"},
+	{"JSON lines as text", "internal/model/data/lines.go",
+		"\".ndjson\", \".jsonlines\", \".json\"}\n	textExts = []string{",
+		"\".jsonlines\", \".json\"}\n	textExts = []string{\".ndjson\", ", "ndjson", "tokens: the records have"},
 	{"weights that stay on the host", "internal/model/state/state.go", "s.adamw.Step(d, p, s.Copied(bucket, lo, n), Part(",
 		"s.adamw.Step(d, p, View{}, Part(", "offload", "elements that differ from its optimizer's"},
 }
@@ -105,7 +116,7 @@ var defects = []defect{
 // verifyConfigs writes the configs of the defects: records with masks, completions, conversations, windows, soft caps.
 func verifyConfigs(t *testing.T) map[string]string {
 	t.Helper()
-	dir, records, completions, talks, texts := t.TempDir(), "", "", "", ""
+	dir, records, completions, talks, texts, borders := t.TempDir(), "", "", "", "", ""
 	for i := range 40 {
 		ids, labels := make([]int, 5+7*i%31), make([]int, 5+7*i%31)
 		for j := range ids {
@@ -119,6 +130,7 @@ func verifyConfigs(t *testing.T) map[string]string {
 			t.Fatal(err)
 		}
 		records += string(line) + "\n"
+		borders += strings.Replace(string(line), "{", fmt.Sprintf(`{"seq_lengths": [2, %d], `, len(ids)-2), 1) + "\n"
 		completions += fmt.Sprintf(`{"prompt": "the square of %d", "completion": " is %d"}`+"\n", i, i*i)
 		texts += fmt.Sprintf(`{"text": "%s"}`+"\n", strings.Repeat(fmt.Sprint(i), 5+7*i%11))
 		talks += fmt.Sprintf(`{"messages": [{"role": "user", "content": "%d?"}, {"role": "assistant", "content": "%d"}, `+
@@ -160,6 +172,16 @@ func verifyConfigs(t *testing.T) map[string]string {
 		"mixture": write("mixture.yaml", strings.Replace(yaml("", "path: [{path: "+
 			write("small.jsonl", `{"text": "`+strings.Repeat("small ", 20)+`"}`+"\n")+"}, {path: "+text+", weight: 0.3}], validation: {path: "+
 			text+", every: 1}"), "size: 2}", "size: 4, early_stop: {patience: 1}}\ncheckpoint: {best: true}", 1)),
+		"flags": write("flags.yaml", yaml("", "tokenizer: "+chat+", path: "+write("flags.jsonl", strings.ReplaceAll(talks,
+			`{"role": "assistant", "content": "yes"}`, `{"role": "assistant", "content": "yes", "weight": 0}`)))),
+		"share": write("share.yaml", yaml("", "tokenizer: "+chat+", path: "+write("share.jsonl", strings.NewReplacer(
+			`{"messages"`, `{"system": "count", "conversations"`, `"role": "user"`, `"from": "human"`, `"role": "assistant"`,
+			`"from": "gpt"`, `"content"`, `"value"`).Replace(talks)))),
+		"borders": write("borders.yaml", yaml("", "pack_documents: true, path: "+write("borders.jsonl", borders))),
+		"columns": write("columns.yaml", yaml("", "tokenizer: "+chat+", path: "+chat+"/../rows/logical.arrow, chat_template: "+
+			write("columns.jinja", "{{ j | tojson }}{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}"+
+				"<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"))),
+		"ndjson": write("ndjson.yaml", yaml("", "path: "+write("texts.ndjson", texts))),
 		"packed": write("packed.yaml", yaml("", "pack_documents: true, eos_token_id: 0, path: "+
 			write("texts.jsonl", texts))),
 		"local": write("local.yaml", yaml(", architecture: gemma3_text, head_dim: 8, query_pre_attn_scalar: 8, "+

@@ -79,16 +79,6 @@ func (c *conversation) variable(key string, raw []byte) error {
 	return nil
 }
 
-// Messages returns the variables and messages of a record, and the number of messages before its completion; -1: it has
-// none. format is "" for any.
-func Messages(line []byte, format string) (vars chat.Vars, messages []chat.Value, prompt int, err error) {
-	r, err := parseRecord(line, format, 0, nil)
-	if err != nil || r.chat == nil {
-		return nil, nil, -1, err
-	}
-	return r.chat.vars, r.chat.messages, r.chat.split, nil
-}
-
 // parts reads prompt and completion, both as text or both as messages.
 func (c *conversation) parts(keys map[string]json.RawMessage) error {
 	a, b := json.Unmarshal(keys[keyPrompt], &c.prompt), json.Unmarshal(keys[keyCompletion], &c.completion)

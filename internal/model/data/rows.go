@@ -55,19 +55,6 @@ func rows(f *os.File, path string, size int64) iter.Seq2[[]byte, error] {
 	}
 }
 
-// Rows yields the rows of a .parquet or .arrow file as lines of .jsonl.
-func Rows(path string) iter.Seq2[[]byte, error] {
-	return func(yield func([]byte, error) bool) {
-		f, size, err := openSized(path)
-		if err != nil {
-			yield(nil, err)
-			return
-		}
-		defer f.Close()
-		rows(f, path, size)(yield)
-	}
-}
-
 // expansion bounds the bytes to which a file or column of some bytes expands. Compressed text has a tenth of its size;
 // one of this share is made to fill the memory.
 func expansion(size int64) int64 { return max(128<<20, 1100*size) }
