@@ -49,7 +49,14 @@ func TestHowMuchDataThereIs(t *testing.T) {
 	}
 	for what, text := range map[string]string{"plan": stdout, "plan.json": string(text)} {
 		var plan struct{ Data map[string]any }
-		if err := json.Unmarshal([]byte(text), &plan); err != nil || !reflect.DeepEqual(plan.Data, want) {
+		err := json.Unmarshal([]byte(text), &plan)
+		for _, key := range []string{"held_bytes", "encoding_bytes"} {
+			if bytes, _ := plan.Data[key].(float64); bytes < 49 {
+				t.Errorf("%s has %s %v", what, key, plan.Data[key])
+			}
+			delete(plan.Data, key)
+		}
+		if err != nil || !reflect.DeepEqual(plan.Data, want) {
 			t.Errorf("%s has %v (%v), want %v", what, plan.Data, err, want)
 		}
 	}

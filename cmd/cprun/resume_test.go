@@ -262,7 +262,7 @@ func TestEpochs(t *testing.T) {
 			"--set", "data.seq_len=8", "--set", "lr_schedule={warmup_ratio: 0.5}", base}
 	}
 	for epochs, want := range map[string][]string{"1": {"steps: 3\n", "epochs: null\n", "warmup_steps: 2\n"},
-		"2": {"steps: 6\n", "epochs: null\n", "warmup_steps: 3\n"}} {
+		"2": {"steps: 5\n", "samples: 10\n", "epochs: null\n", "warmup_steps: 3\n"}} {
 		stdout, _ := must(t, append([]string{"plan", "--verbose"}, of(epochs, text)...)...)
 		for _, line := range want {
 			if !strings.Contains(stdout, " "+line) {
@@ -283,7 +283,7 @@ func TestEpochs(t *testing.T) {
 	must(t, append([]string{"--run-dir", run}, of("1", text)...)...)
 	must(t, append([]string{"--run-dir", run}, of("2", text)...)...)
 	metrics, err := os.ReadFile(filepath.Join(run, "metrics.jsonl"))
-	if n := bytes.Count(metrics, []byte("\n")); err != nil || n != 6 || !bytes.Contains(metrics, []byte(`"epoch":1.2,`)) {
+	if n := bytes.Count(metrics, []byte("\n")); err != nil || n != 6 || !bytes.Contains(metrics, []byte(`"epoch":2,`)) {
 		t.Errorf("%d lines of metrics, %v, want 6:\n%s", n, err, metrics)
 	}
 }

@@ -319,7 +319,8 @@ func TestVerifyFindsDefects(t *testing.T) {
 		}
 		samples := slices.Compact(slices.Sorted(slices.Values(r.Step.Samples)))
 		if n := len(r.Step.Samples); len(r.Step.Parameters) != len(r.Gradients) || r.Rope == nil || r.Rope.Layers != 2 ||
-			!slices.Contains(r.Varied, "memory.shard=gradients") || n%4 != 0 || len(samples) < n && name != "mixture" {
+			!slices.Contains(r.Varied, "memory.shard=gradients") || n%4 != 0 || len(samples) < n &&
+			!slices.Contains([]string{"mixture", "columns"}, name) { // they have fewer samples
 			t.Errorf("%s: %+v, %+v, %v\n%s", name, r.Step, r.Rope, r.Varied, out)
 		}
 	}

@@ -204,7 +204,7 @@ func exported(cfg *config.Config) *hf.Config {
 	if id := cfg.Data.EOSTokenID; id >= 0 && err == nil && !slices.Contains(had, id) {
 		ids := map[string]json.RawMessage{}
 		maps.Copy(ids, c.TokenIDs)
-		if ids[eos], err = json.Marshal(append([]int{id}, had...)); len(had) == 0 {
+		if ids[eos], _ = json.Marshal(append([]int{id}, had...)); len(had) == 0 {
 			ids[eos] = strconv.AppendInt(nil, int64(id), 10)
 		}
 		c.TokenIDs = ids

@@ -13,7 +13,7 @@ func TestMovedRunDirectoriesAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir, link, other := filepath.Join(base, "run"), filepath.Join(base, "link"), filepath.Join(base, "other")
-	if err := os.Mkdir(dir, 0o777); err == nil {
+	if err = os.Mkdir(dir, 0o777); err == nil {
 		err = os.Symlink(dir, link)
 	}
 	if err != nil {

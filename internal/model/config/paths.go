@@ -235,9 +235,7 @@ func (l *loader) checkData() {
 			dataRules(l.cfg, l.faults, path, kind == "tokens", l.indexed(source.Path), kind == "text", l.fromRead)
 		}
 	}
-	if !l.opts.kept { // the data may be elsewhere by now
-		recordRules(l.cfg, l.faults)
-	}
+	recordRules(l.cfg, l.faults)
 }
 
 // indexed reports whether every .bin of a pattern has an .idx with the ends of documents (Megatron-LM). Without files

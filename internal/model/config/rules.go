@@ -153,7 +153,7 @@ func recordRules(c *Config, f *faults) {
 	for _, e := range slices.Concat(d.Path, d.Validation.Path) {
 		whole := data.Conversation(e.Kind)
 		switch {
-		case !f.ok(key):
+		case !f.ok(key) || e.Kind == "": // the data of a run may be elsewhere by now
 		case whole && d.Overlong == "split":
 			f.add(key, "split would cut the conversations of %s; write auto, or drop", clipped(e.Path))
 		case !whole && d.Overlong == "drop" && !c.Data.Packs() && f.ok("data.pack_documents"):

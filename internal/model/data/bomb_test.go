@@ -128,6 +128,7 @@ func dictPage(values int32) format.PageHeader {
 
 // A small file takes little memory, whatever it claims: the check names the column before the library allocates.
 func TestParquetBombs(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(100)) // as users have it
 	const many = 1 << 29
 	some := plain("some text")
 	long := plain(strings.Repeat("a", 64<<10))
@@ -222,6 +223,7 @@ func TestParquetBombs(t *testing.T) {
 
 // Buffers of Arrow that claim more than the file can hold are refused before they are allocated.
 func TestArrowBombs(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(100))
 	raw, err := os.ReadFile("testdata/rows/zstd.arrow")
 	if err != nil {
 		t.Fatal(err)

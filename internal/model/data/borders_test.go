@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/partition"
@@ -110,6 +111,26 @@ func TestBlocksOfAMixtureEndWithTheEpoch(t *testing.T) {
 		}
 		if !moved {
 			t.Errorf("%d samples: in the order of the source", samples)
+		}
+	}
+}
+
+// A record that joins documents after many of one document is an error, unless attention stays inside documents, also
+// if the tokens come from the cache.
+func TestLateBordersAreNotCrossed(t *testing.T) {
+	dir := put(t, map[string]string{"a.jsonl": `{"input_ids": [1, 2, 3]}` + "\n" +
+		`{"input_ids": [4, 5, 6, 7], "position_ids": [0, 1, 0, 1]}`})
+	for range 2 {
+		d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, EOS: -1, Vocab: 20,
+			Cache: Cache{Dir: filepath.Join(dir, "cache")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := New(d, Plan{SeqLen: 3}); err == nil || !strings.Contains(err.Error(), "data.pack_documents") {
+			t.Errorf("without packing: %v", err)
+		}
+		if l, err := New(d, Plan{SeqLen: 7, PackDocuments: true, Whole: true}); err != nil || len(l.Docs(0)) != 3 {
+			t.Errorf("packed: %v, %v", l, err)
 		}
 	}
 }

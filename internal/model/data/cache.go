@@ -43,6 +43,7 @@ type Entry struct {
 	Paths   []string `json:"paths"`   // of the files
 	Ignored []string `json:"ignored"` // keys of records
 	Notes   []string `json:"notes"`   // warnings about the records
+	Borders bool     `json:"borders"` // a record has several documents
 	Masked  int64    `json:"masked"`  // the first token with a label of its own; -1: none
 }
 
@@ -135,7 +136,7 @@ func (d *Dataset) encodeTo(to *os.Root, paths []string) error {
 	if err != nil {
 		return err
 	}
-	e.Ignored, e.Notes = d.ignored.Sorted(), d.notes.Sorted()
+	e.Ignored, e.Notes, e.Borders = d.ignored.Sorted(), d.notes.Sorted(), d.borders.Load()
 	text, err := json.Marshal(&e)
 	if err != nil {
 		return err
@@ -183,6 +184,7 @@ func (d *Dataset) addEntry(dir string) error {
 	d.files += int64(len(e.Paths))
 	d.ignored.Add(e.Ignored...)
 	d.notes.Add(e.Notes...)
+	d.borders.Store(d.borders.Load() || e.Borders)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"slices"
 	"sort"
+	"sync/atomic"
 
 	"github.com/cprun/cprun/internal/base/files"
 )
@@ -25,7 +26,8 @@ type Dataset struct {
 
 	ignored Keys
 	notes   Keys
-	cut     int64 // number of packed documents; -1: not packed
+	borders atomic.Bool // a record has several documents
+	cut     int64       // number of packed documents; -1: not packed
 }
 
 // Ignored lists the record keys without effect, such as token_type_ids.
@@ -355,7 +357,8 @@ func (d *Dataset) encodeFiles(paths []string) error {
 
 func (d *Dataset) encoding() *Encoding {
 	return &Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab, Ignored: &d.ignored,
-		Format: d.source.Format, Chat: d.source.Chat, Notes: &d.notes}
+		Format: d.source.Format, Chat: d.source.Chat, Notes: &d.notes,
+		Borders: &d.borders}
 }
 
 func (h *encodedFile) tokens() int64 { return int64(len(h.ids)) }

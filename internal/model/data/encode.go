@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
@@ -27,6 +28,8 @@ type Encoding struct {
 	Chat *Chat
 	// Notes collects warnings; nil: not collected.
 	Notes *Keys
+	// Borders is set if a record has several documents, unless nil.
+	Borders *atomic.Bool
 	// Ignored collects the record keys without effect; nil: not collected.
 	Ignored *Keys
 	// Empty makes Each also give records without tokens.
@@ -251,6 +254,9 @@ func (e *Encoding) documents(made *encoders, b *batch, line []byte) (docs []Docu
 		return nil, err
 	}
 	if r.ids != nil {
+		if len(r.ends) > 1 && e.Borders != nil {
+			e.Borders.Store(true)
+		}
 		return r.documents(), nil
 	}
 	d, err := e.document(made, &r)

@@ -45,7 +45,7 @@ var keyRules = []keyRule{
 	{"seq_lengths", FormatTokens, useRead, "the lengths of the documents in the record"},
 	{"cu_seqlens", FormatTokens, useRead, "their borders, from 0 to the number of tokens"},
 	{"document_ids segment_ids", FormatTokens, useRead, "a number for each token, which changes where a document begins"},
-	{keyPositions, FormatTokens, useRead, "count from 0; a document begins at each 0"},
+	{keyPositions, FormatTokens, useRead, "a document begins at each 0; a single one is named as ignored"},
 	{"token_type_ids special_tokens_mask label", FormatTokens, useIgnored, "change nothing"},
 	{keyMessages, FormatMessages, useRead, "the turns"},
 	{keyConversations, FormatMessages, useRead, "the turns, as ShareGPT has them"},

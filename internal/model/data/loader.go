@@ -53,6 +53,9 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 	} else if d.labelled() {
 		return nil, fmt.Errorf("data %s: a record has labels or a mask, and the first has none; write "+
 			"data.overlong: drop and data.pack_documents: true, so that no record is cut", d.source.name())
+	} else if d.borders.Load() && !p.PackDocuments {
+		return nil, fmt.Errorf("data %s: a record has the borders of several documents, and the first ones have none; write "+
+			"data.pack_documents: true, so that attention stays inside documents", d.source.name())
 	}
 	if l.samples < 1 {
 		return nil, fmt.Errorf(

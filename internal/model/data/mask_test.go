@@ -88,7 +88,7 @@ func TestKeysThatChangeNothingAreListedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []string{"label", "special_tokens_mask", "token_type_ids"}
+		want := []string{"label", "position_ids", "special_tokens_mask", "token_type_ids"}
 		if len(records) == 2 {
 			want = []string{"label", "url"}
 		}

@@ -160,7 +160,11 @@ func parseRecord(line []byte, format string, vocab int, ignored *Keys) (r record
 	if err := r.mask(keys); err != nil {
 		return r, err
 	}
-	return r, r.cutAtBorders(keys)
+	err = r.cutAtBorders(keys)
+	if keys[keyPositions] != nil && len(r.ends) == 1 {
+		ignored.Add(keyPositions) // the default
+	}
+	return r, err
 }
 
 // mask applies the masks: a target needs a 1 in each of them, and a label, as in TRL's collator. Then it removes
