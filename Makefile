@@ -101,7 +101,7 @@ test-network: ## run ranks over a bad network (user namespaces)
 	$(GO) test -c -tags netns -o bin/network.test ./comm
 	unshare --user --map-root-user --net bin/network.test -test.timeout 15m $(NETWORK)
 
-# Builds cprun with each of the defects in cmd/cprun/verify_test.go, one line each. cprun verify must find it. Takes two
+# Builds cprun with each of the defects in cmd/cprun/verify_test.go, one line each. cprun verify must find it. Takes four
 # minutes of CPU time.
 test-verify: ## plant defects that cprun verify must find
 	$(GO) test -count 1 -vet=off -timeout 60m -v -run TestVerifyFindsDefects ./cmd/cprun -verify.all

@@ -78,7 +78,7 @@ var defects = []defect{
 	{"updated weights never gathered", "internal/run/train/share.go", "	x.forget()\n	begin := x.fill",
 		"	begin := x.fill", "windows", "weights after two steps: rank 1 reads others than rank 0"},
 	{"the first samples again", "internal/run/train/trainer.go",
-		"t.consumed += int64(t.cfg.Train.GlobalBatchSize)", "t.consumed += int64(t.cfg.Train.GlobalBatchSize) * 0",
+		"t.consumed += int64(t.batch())", "t.consumed += int64(t.batch()) * 0",
 		"windows", "samples of step 2 on one rank"},
 	{"a normaliser of too many targets", "internal/model/data/loader.go",
 		"return l.plan.SeqLen - len(l.docEnds(sample))", "return l.plan.SeqLen", "packed", "targets of the records"},
