@@ -189,7 +189,7 @@ func TestWrongTemplatesAreExplained(t *testing.T) {
 		t.Errorf("a mark in a value: %v", err)
 	}
 	deep := strings.Repeat("[", 300) + strings.Repeat("]", 300)
-	for _, raw := range []string{deep, "1e999", "1 2", "{", `{"a" 1}`, ""} {
+	for _, raw := range []string{deep, "1 2", "{", `{"a" 1}`, ""} {
 		if v, err := Decode([]byte(raw)); err == nil {
 			t.Errorf("%.20s: %v", raw, v)
 		}

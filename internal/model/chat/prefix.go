@@ -94,7 +94,7 @@ func (r *run) enter(items []Value) (at int) {
 // keeps reports whether the loop leaves a variable before it alone.
 func (c *Trace) keeps(v Value) bool {
 	switch v := v.(type) {
-	case nil, bool, int, float64, bigInt, string, undefined, *function:
+	case nil, bool, int, float64, bigInt, notFinite, string, undefined, *function:
 		return true
 	case []Value:
 		return c.ends(v)

@@ -116,7 +116,7 @@ func (t *Template) newRun(size int, c *Trace) *run {
 func (t *Template) size(name string, v Value, depth int) int {
 	n := 8
 	switch v := v.(type) {
-	case nil, bool, int, float64:
+	case nil, bool, int, float64, notFinite:
 	case bigInt:
 		n += len(v)
 	case string:

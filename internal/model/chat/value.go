@@ -52,6 +52,8 @@ type (
 	namespace struct{ *Dict }
 	// A bigInt has the digits of an integer beyond an int. It computes as a float.
 	bigInt string
+	// A notFinite is a NaN, an infinity or a number beyond a float64. It passes if no template uses it.
+	notFinite string
 	// A function takes the value before | or . as its first argument.
 	function struct {
 		params []string // nil: any arguments
@@ -67,6 +69,7 @@ func kind(v Value) string {
 	name := fmt.Sprintf("%T", v)
 	known := map[string]string{"<nil>": "None", "string": "a text", "[]interface {}": "a list", "*chat.Dict": "a map",
 		"bool": "a number", "int": "a number", "float64": "a number", "chat.bigInt": "a number",
+		"chat.notFinite": "a number that is NaN, infinite or too large for a float",
 		"chat.undefined": "an undefined value"}[name]
 	return choose(known != "", known, "a "+strings.TrimPrefix(name, "*chat."))
 }
@@ -199,7 +202,7 @@ func parseNumber(s string) Value {
 	}
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil {
-		fail("a number is NaN, infinite or too large for a float")
+		return notFinite(s)
 	}
 	return f
 }

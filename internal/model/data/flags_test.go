@@ -193,12 +193,14 @@ func TestUnknownKeysOfTurnsAreListed(t *testing.T) {
 	e := Encoding{Tokenizer: NewTokenizer(chatDir+"tokenizer.json", 0), EOS: 2, Ignored: &ignored,
 		Chat: NewChat(chatDir+"tokenizer.json", filepath.Join(dir, "t.jinja"), true)}
 	err := e.Each(t.Context(), []string{filepath.Join(dir, "a.jsonl")}, func(int, Document) error { return nil })
-	if got := strings.Join(ignored.Sorted(), " "); err == nil || !strings.Contains(err.Error(), "NaN") {
+	if got := strings.Join(ignored.Sorted(), " "); err != nil || got != "messages[].id messages[].score" {
 		t.Errorf("%s, %v", got, err)
 	}
-	dir = put(t, map[string]string{"a.jsonl": four(`"id":7,"mood":"x","name":"n"`, `"at":null`)})
-	err = e.Each(t.Context(), []string{filepath.Join(dir, "a.jsonl")}, func(int, Document) error { return nil })
-	if got := strings.Join(ignored.Sorted(), " "); err != nil || got != "messages[].id" {
-		t.Errorf("%s, %v", got, err)
+	for _, used := range []string{`"mood":NaN`, `"mood":[1,{"a":-Infinity}]`, `"mood":1e999`} {
+		dir = put(t, map[string]string{"a.jsonl": four(used)})
+		err = e.Each(t.Context(), []string{filepath.Join(dir, "a.jsonl")}, func(int, Document) error { return nil })
+		if err == nil || !strings.Contains(err.Error(), "NaN, infinite or too large") {
+			t.Errorf("%s: %v", used, err)
+		}
 	}
 }

@@ -114,7 +114,7 @@ func fields(line []byte, format string, ignored *Keys) (map[string]json.RawMessa
 const byteOrderMark = "\ufeff"
 
 // notFinite matches a string of JSON, or a word that Python writes for a float without a value.
-var notFinite = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|NaN|-?Infinity`)
+var notFinite = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|\bNaN\b|-?\bInfinity\b`)
 
 // finite writes NaN and infinities of Python's JSON as a number that no key in use accepts.
 func finite(line []byte) []byte {
