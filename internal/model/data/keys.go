@@ -51,6 +51,7 @@ var keyRules = []keyRule{
 	{keyConversations, FormatMessages, useRead, "the turns, as ShareGPT has them"},
 	{keyPrompt + " " + keyCompletion, FormatCompletion, useRead, "texts, or lists of turns"},
 	{keySystem, FormatMessages, useRead, "the first turn, of the system"},
+	{"system_prompt system_message", FormatMessages + " " + FormatCompletion, useRefused, "name it system, or remove it"},
 	{keyFunctions, FormatMessages, useRead, "beside conversations the same as tools, else refused"},
 	{keySystem, FormatCompletion, useRefused, "make it the first turn of the prompt"},
 	{keyFunctions, FormatCompletion, useRefused, "name it tools"},
@@ -65,6 +66,8 @@ var keyRules = []keyRule{
 		"for the chat template"},
 	{strings.Join(flagKeys, " "), kindTurn, useRead, "0 or false: the turn is no target; 1 or true: it is one"},
 	{"function_call", kindTurn, useRefused, "write it as tool_calls"},
+	{"train* loss* *_weight", kindTurn, useRefused, "it looks as if it chose targets, and " +
+		strings.Join(flagKeys, ", ") + " do: rename or remove it"},
 	{media, allKinds + " " + kindTurn, useRefused, "only text is trained; leave such records out"},
 	{"mask masks token_weights sample_weight sample_weights weights", allKinds + " " + kindTurn, useRefused,
 		"give weight 0 or 1 to turns, or a loss_mask to input_ids"},
