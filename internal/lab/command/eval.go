@@ -158,8 +158,12 @@ func (o *EvalOptions) prepare(
 		return nil, nil, inputf("data.seq_len %d: the longest record needs %d; remove the key", cfg.Data.SeqLen, longest)
 	}
 	known := len(cfg.Warnings)
-	if _, err := train.Check(cfg); err != nil {
+	found, err := train.Check(cfg)
+	if err != nil {
 		return nil, nil, o.once(err)
+	}
+	if found != nil && len(found.Ignored) > 0 {
+		notes = append(notes, "data: "+unread(found.Ignored))
 	}
 	for _, w := range cfg.Warnings[known:] {
 		notes = append(notes, w.Msg)
