@@ -136,15 +136,9 @@ func decode(d *json.Decoder) (v chat.Value, err error) {
 	return t, nil
 }
 
-// number returns a number; text if it is too large for package chat.
+// number returns a number, with all digits of an integer.
 func number(text string) chat.Value {
-	if n, err := strconv.Atoi(text); err == nil {
-		return n
-	}
-	v, err := chat.Decode([]byte(text))
-	if err != nil {
-		return text
-	}
+	v, _ := chat.Decode([]byte(text)) // it reads every number
 	return v
 }
 

@@ -45,11 +45,10 @@ const (
 func Identify(sources []Source, records int64) (*Identity, error) {
 	id := &Identity{Records: records}
 	h := sha256.New()
+	if err := sources[0].addEncoder(h); err != nil { // all have the same
+		return nil, err
+	}
 	for _, s := range sources {
-		h.Reset()
-		if err := s.addEncoder(h); err != nil {
-			return nil, err
-		}
 		for _, glob := range s.Paths {
 			paths, _, err := find(glob)
 			if err != nil {

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/cprun/cprun/internal/base/half"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
@@ -248,10 +247,13 @@ func (t *Trainer) weightsRead(ctx context.Context) (sums safetensors.Entry, stal
 			if err := t.stage.read(ctx, want, part); err != nil {
 				return err
 			}
-			from := int(lo) + at
+			from, rounded := int(lo)+at, &bytes.Buffer{}
 			got, err := h.read(ctx, t.dev, state.Part(read, from, from+len(want)))
 			if err == nil {
-				stale += differing(got[0], encoded(want, read.DType()))
+				err = safetensors.Floats("", fileTypes[read.DType()], nil, want).Data(rounded)
+			}
+			if err == nil {
+				stale += differing(got[0], rounded.Bytes())
 			}
 			return err
 		})
@@ -259,8 +261,7 @@ func (t *Trainer) weightsRead(ctx context.Context) (sums safetensors.Entry, stal
 			return sums, 0, err
 		}
 	}
-	return safetensors.Entry{Name: WeightsTensor, DType: safetensors.U8, Shape: []int{len(all)},
-		Data: func(w io.Writer) error { _, err := w.Write(all); return err }}, stale, t.flush(ctx)
+	return stored(WeightsTensor, safetensors.U8, len(all), all), stale, t.flush(ctx)
 }
 
 // read returns the weights of a bucket that passes read.
@@ -277,35 +278,14 @@ func (t *Trainer) read(bucket int) View {
 	return s.Whole(p.Compute, bucket)
 }
 
-// encoded returns the bytes of values in a type.
-func encoded(values []float32, dtype tensor.DType) (b []byte) {
-	for _, x := range values {
-		switch dtype {
-		case tensor.BF16:
-			b = binary.LittleEndian.AppendUint16(b, half.ToBF16(x))
-		case tensor.F16:
-			b = binary.LittleEndian.AppendUint16(b, half.ToF16(x))
-		default:
-			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
-		}
-	}
-	return b
-}
+// fileTypes has the types of weights in files.
+var fileTypes = map[tensor.DType]safetensors.DType{tensor.F32: safetensors.F32, tensor.F16: safetensors.F16,
+	tensor.BF16: safetensors.BF16}
 
-// decoded returns the values of bytes.
-func decoded(b []byte, dtype tensor.DType) (values []float32) {
-	le := binary.LittleEndian
-	for i := 0; i < len(b); i += dtype.Size() {
-		switch dtype {
-		case tensor.BF16:
-			values = append(values, half.FromBF16(le.Uint16(b[i:])))
-		case tensor.F16:
-			values = append(values, half.FromF16(le.Uint16(b[i:])))
-		default:
-			values = append(values, math.Float32frombits(le.Uint32(b[i:])))
-		}
-	}
-	return values
+// stored returns an entry of bytes.
+func stored(name string, dtype safetensors.DType, elements int, b []byte) safetensors.Entry {
+	return safetensors.Entry{Name: name, DType: dtype, Shape: []int{elements},
+		Data: func(w io.Writer) error { _, err := w.Write(b); return err }}
 }
 
 // differing counts words of two bytes that differ.
@@ -347,9 +327,8 @@ func (t *Trainer) rotated(ctx context.Context, sample int64) (entries []safetens
 			if err != nil {
 				return err
 			}
-			key := decoded(got[0], k.DType())
-			entries = append(entries, safetensors.Floats(fmt.Sprintf("%s/%d/%d", KeyTensors, layer, position),
-				safetensors.F32, []int{len(key)}, key))
+			name := fmt.Sprintf("%s/%d/%d", KeyTensors, layer, position)
+			entries = append(entries, stored(name, fileTypes[k.DType()], k.Len(tensor.Dim), bytes.Clone(got[0])))
 		}
 		return nil
 	}
