@@ -12,7 +12,7 @@ import (
 // The path of docs/conversations.md: a Hugging Face directory and conversations in parquet become an adapter that
 // answers, and a merged model.
 func TestConversationsTuneAnAdapter(t *testing.T) {
-	chats, err := filepath.Abs("../../internal/model/data/testdata/chat")
+	chats, err := filepath.Abs("../../internal/text/data/testdata/chat")
 	if err != nil {
 		t.Fatal(err)
 	}

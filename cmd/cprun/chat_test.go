@@ -8,7 +8,7 @@ import (
 
 // Conversations in Parquet are planned, trained on and answered.
 func TestConversations(t *testing.T) {
-	chats, err := filepath.Abs("../../internal/model/data/testdata/chat")
+	chats, err := filepath.Abs("../../internal/text/data/testdata/chat")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -259,7 +259,7 @@ func TestLogProbs(t *testing.T) {
 
 // Samples are as long as the records of the template that --set names.
 func TestLogProbsOfAnotherTemplate(t *testing.T) {
-	const chat = "../../internal/model/data/testdata/chat"
+	const chat = "../../internal/text/data/testdata/chat"
 	dir, work := filepath.Join(t.TempDir(), "run"), t.TempDir()
 	must(t, "--run-dir", dir, "--set", "model.vocab_size=422", "--set", "data.tokenizer="+chat, "--set",
 		"data.seq_len=64", small(t, 2))

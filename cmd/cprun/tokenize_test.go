@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // model creates a Hugging Face directory with a small Llama and the given kind of tokenizer, if any.
@@ -24,7 +24,7 @@ func model(t *testing.T, with string) string {
 	if with == "" {
 		return dir
 	}
-	f, err := os.Open("../../internal/model/tokenizer/testdata/" + with + ".json.gz")
+	f, err := os.Open("../../internal/text/tokenizer/testdata/" + with + ".json.gz")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 var verifyAll = flag.Bool("verify.all", false, "build cprun with each defect that cprun verify must find")
@@ -33,15 +33,15 @@ var defects = []defect{
 	{"window ignored", "internal/run/train/attend.go",
 		"	window := a.cfg.Window(layer)\n	if s, ok", "	window := -1\n	if s, ok",
 		"windows", "rows that its masks hide"},
-	{"a header trained", "internal/model/data/turns.go", "from, before, err := prefix(i, true)",
+	{"a header trained", "internal/text/data/turns.go", "from, before, err := prefix(i, true)",
 		"from, before, err := prefix(i, false)", "messages", "target of tokens on one rank"},
-	{"labels shifted inside a shard", "internal/model/data/loader.go",
+	{"labels shifted inside a shard", "internal/text/data/loader.go",
 		"if k := i*stride + 1; k < asked", "if k := (i*stride + 1) % ((n-1)*stride + 1); k < asked",
 		"windows", "target of tokens on 2 ranks"},
 	{"loss over local targets", "internal/run/train/trainer.go",
 		"f.r.Loss = out[sumLoss] / float64(f.valid)", "f.r.Loss = out[sumLoss] / float64(f.valid/t.mesh.world.Size())",
 		"windows", "loss: "},
-	{"positions restarted", "internal/model/data/loader.go",
+	{"positions restarted", "internal/text/data/loader.go",
 		"r.positions[r.done] = id, target, r.at()", "r.positions[r.done] = id, target, r.done",
 		"windows", "position of tokens on 2 ranks"},
 	{"soft cap dropped", "ring/ring.go",
@@ -53,21 +53,21 @@ var defects = []defect{
 		"windows", "gradient of model.layers.0.self_attn.q_proj.weight"},
 	{"a dropped tile", "ring/ring.go", "Tiles: hop.Tiles,", "Tiles: hop.Tiles[len(hop.Tiles)/2:],",
 		"windows", "loss: "},
-	{"a masked token trained", "internal/model/data/loader.go", " && labels[k] != Ignore {", " && labels[k] < 1<<30 {",
+	{"a masked token trained", "internal/text/data/loader.go", " && labels[k] != Ignore {", " && labels[k] < 1<<30 {",
 		"documents", "target of tokens on 2 ranks"},
-	{"a prompt trained", "internal/model/data/chat.go", "		labels[i] = Ignore\n", "		labels[i] |= Ignore & 0\n",
+	{"a prompt trained", "internal/text/data/chat.go", "		labels[i] = Ignore\n", "		labels[i] |= Ignore & 0\n",
 		"completions", "target of tokens on one rank"},
-	{"a user's turn trained", "internal/model/data/turns.go", "from, before, err := prefix(i, true)",
+	{"a user's turn trained", "internal/text/data/turns.go", "from, before, err := prefix(i, true)",
 		"from, before, err := prefix(max(0, i-1), false)", "messages", "target of tokens on one rank"},
-	{"an answer's last token left out", "internal/model/data/chat.go", "copy(d.Labels[from:to], d.IDs[from:to])",
+	{"an answer's last token left out", "internal/text/data/chat.go", "copy(d.Labels[from:to], d.IDs[from:to])",
 		"copy(d.Labels[from:to-1], d.IDs[from:to])", "messages", "target of tokens on one rank"},
-	{"an answer cut short", "internal/model/data/chat.go", "To: from + e.turnEnd(m.(*chat.Dict), whole.Text[from:to])",
+	{"an answer cut short", "internal/text/data/chat.go", "To: from + e.turnEnd(m.(*chat.Dict), whole.Text[from:to])",
 		"To: min(to, from+2)", "messages", "target of tokens on one rank"},
-	{"an answer of a training form shifted", "internal/model/data/forms.go", "spans[i].From+at, spans[i].To+at",
+	{"an answer of a training form shifted", "internal/text/data/forms.go", "spans[i].From+at, spans[i].To+at",
 		"spans[i].From+at-2, spans[i].To+at-2", "form", "target of tokens on one rank"},
-	{"a block of generation shifted", "internal/model/chat/template.go", "Span{from, b.Len()}",
+	{"a block of generation shifted", "internal/text/chat/template.go", "Span{from, b.Len()}",
 		"Span{max(0, from-1), b.Len() - 1}", "generation", "target of tokens on one rank"},
-	{"a duplicated document", "internal/model/data/loader.go", "epoch, i := n/l.samples, n%l.samples",
+	{"a duplicated document", "internal/text/data/loader.go", "epoch, i := n/l.samples, n%l.samples",
 		"epoch, i := n/l.samples, n/2*2%l.samples", "documents", "are repeated"},
 	{"a gradient norm of own ranks", "internal/run/train/share.go",
 		"	x.SumSquares(x.dev.Optim, norm2)\n	if err := x.sum(sums); err != nil {\n" +
@@ -80,9 +80,9 @@ var defects = []defect{
 	{"the first samples again", "internal/run/train/trainer.go",
 		"t.consumed += int64(t.batch())", "t.consumed += int64(t.batch()) * 0",
 		"windows", "samples of step 2 on one rank"},
-	{"a normaliser of too many targets", "internal/model/data/loader.go",
+	{"a normaliser of too many targets", "internal/text/data/loader.go",
 		"return l.plan.SeqLen - len(l.docEnds(sample))", "return l.plan.SeqLen", "packed", "targets of the records"},
-	{"a normaliser of too many labels", "internal/model/data/loader.go", "l.valid[s] += valid[doc]",
+	{"a normaliser of too many labels", "internal/text/data/loader.go", "l.valid[s] += valid[doc]",
 		"l.valid[s] += valid[doc] + 1", "documents", "targets of the records"},
 	{"decay of norms", "internal/model/state/state.go", "		bucket != s.Flat.Vectors(), u)", "		true, u)",
 		"windows", "parameter model.norm.weight after two steps on one rank"},
@@ -98,15 +98,15 @@ var defects = []defect{
 		"Step: t.step + 1 - skipped - t.blank", "windows", "AdamW of its gradients gives another one"},
 	{"no clipping", "internal/model/optim/adamw.go", "MaxNorm: a.MaxNorm,", "MaxNorm: 0 * a.MaxNorm,", "windows",
 		"AdamW of its gradients gives another one"},
-	{"a flag of a turn ignored", "internal/model/data/chat.go", "e.withoutFlagged(c, trace, spans)",
+	{"a flag of a turn ignored", "internal/text/data/chat.go", "e.withoutFlagged(c, trace, spans)",
 		"e.withoutFlagged(&conversation{}, trace, spans)", "flags", "target of tokens on one rank"},
-	{"a system column dropped", "internal/model/data/conversation.go", "if raw := keys[keySystem]; raw != nil {",
+	{"a system column dropped", "internal/text/data/conversation.go", "if raw := keys[keySystem]; raw != nil {",
 		"if raw := keys[keySystem+keyTools]; raw != nil {", "share", "tokens: the records have"},
-	{"borders of a packer ignored", "internal/model/data/borders.go", "	{\"seq_lengths\", func(", "	{\"lengths\", func(",
+	{"borders of a packer ignored", "internal/text/data/borders.go", "	{\"seq_lengths\", func(", "	{\"lengths\", func(",
 		"borders", "documents: the records have"},
-	{"columns of JSON as text", "internal/model/data/arrow.go", "if extension == \"arrow.json\" {",
+	{"columns of JSON as text", "internal/text/data/arrow.go", "if extension == \"arrow.json\" {",
 		"if extension == \"json\" {", "columns", "tokens: the records have"},
-	{"JSON lines as text", "internal/model/data/lines.go",
+	{"JSON lines as text", "internal/text/data/lines.go",
 		"\".ndjson\", \".jsonlines\", \".json\"}\n	textExts = []string{",
 		"\".jsonlines\", \".json\"}\n	textExts = []string{\".ndjson\", ", "ndjson", "tokens: the records have"},
 	{"weights that stay on the host", "internal/model/state/state.go", "s.adamw.Step(d, p, s.Copied(bucket, lo, n), Part(",
@@ -147,7 +147,7 @@ func verifyConfigs(t *testing.T) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chat, err := filepath.Abs("../../internal/model/data/testdata/chat")
+	chat, err := filepath.Abs("../../internal/text/data/testdata/chat")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,11 +1,11 @@
-"""Writes what the tests of internal/model/chat and internal/model/data expect of conversations.
+"""Writes what the tests of internal/text/chat and internal/text/data expect of conversations.
 
     pip install transformers==5.24.0 trl==1.16.0 datasets==5.2.0
     python scripts/oracle/chat.py
 
-internal/model/chat/testdata/renders.json has the texts and generation spans of our templates by transformers;
-internal/model/data/testdata/chat has a tokenizer and records, with the ids and labels of TRL's SFTTrainer;
-internal/model/tokenizer/testdata/marks.json has the tokens around each place of a text.
+internal/text/chat/testdata/renders.json has the texts and generation spans of our templates by transformers;
+internal/text/data/testdata/chat has a tokenizer and records, with the ids and labels of TRL's SFTTrainer;
+internal/text/tokenizer/testdata/marks.json has the tokens around each place of a text.
 """
 
 import gzip

@@ -9,7 +9,7 @@ that the template renders, those whose ids equal those of transformers, those wh
 cprun refuses. TRL's form of Qwen3 renders reasoning that the stock template leaves out: there the texts of the answers
 are compared without it. Under templates without a form of TRL a target counts as equal if each answer holds its content and ends
 with a special token. No template of others is part of cprun. --write writes renderings from the first answer on, with the
-answers by TRL unless its form renders another text, to internal/model/data/testdata/forms.json.
+answers by TRL unless its form renders another text, to internal/text/data/testdata/forms.json.
 """
 
 import json
@@ -148,7 +148,7 @@ def write(fast):
             rows.append({"form": form, "messages": messages, "end": text[head:], "answers": answers(fast, ids, mask) if ids == theirs else None})
             kept[ids == theirs] += 1
     lines = ",\n".join(json.dumps(r, ensure_ascii=False) for r in rows)
-    (pathlib.Path(__file__).parents[2] / "internal/model/data/testdata/forms.json").write_text(f"[\n{lines}\n]\n")
+    (pathlib.Path(__file__).parents[2] / "internal/text/data/testdata/forms.json").write_text(f"[\n{lines}\n]\n")
 
 
 def main():

@@ -8,7 +8,7 @@ import (
 	"encoding/json"
 	"os"
 
-	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 func main() {

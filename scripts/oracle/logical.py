@@ -1,4 +1,4 @@
-"""Writes files with extension types and empty row groups for the tests of internal/model/data.
+"""Writes files with extension types and empty row groups for the tests of internal/text/data.
 
     pip install pyarrow==26.0.1 datasets==5.2.0
     python scripts/oracle/logical.py
@@ -13,7 +13,7 @@ import uuid
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-ROWS = pathlib.Path(__file__).parents[2] / "internal/model/data/testdata/rows"
+ROWS = pathlib.Path(__file__).parents[2] / "internal/text/data/testdata/rows"
 
 MESSAGES = [[{"role": "user", "content": "who?"}, {"role": "assistant", "content": "the tide"}]] * 3
 TOOLS = [

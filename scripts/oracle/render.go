@@ -9,7 +9,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/cprun/cprun/internal/model/chat"
+	"github.com/cprun/cprun/internal/text/chat"
 )
 
 func main() {

@@ -1,6 +1,6 @@
 """Writes the ids of transformers' AutoTokenizer for a tokenizer.json with other files beside it.
 
-Usage: python scripts/oracle/tokenizer_config.py internal/model/tokenizer/testdata/config.json
+Usage: python scripts/oracle/tokenizer_config.py internal/text/tokenizer/testdata/config.json
 Needs transformers (made with 5.24.0 and tokenizers 0.23.3).
 
 The output holds one tokenizer.json, texts, and cases: the files beside it with the ids of each text, the texts without

@@ -1,7 +1,7 @@
-"""Writes texts that the Python library `tokenizers` decodes from ids, for the decoder of internal/model/tokenizer.
+"""Writes texts that the Python library `tokenizers` decodes from ids, for the decoder of internal/text/tokenizer.
 
   pip install tokenizers==0.23.3
-  python scripts/oracle/tokenizer_decode.py internal/model/tokenizer/testdata
+  python scripts/oracle/tokenizer_decode.py internal/text/tokenizer/testdata
 
 It reads the tokenizers that tokenizer_ids.py has written there, gives them the decoders that models of their kind have, and
 writes decoders.json: for each its decoder, and ids with their text, special tokens left out. Ids are those of texts, and

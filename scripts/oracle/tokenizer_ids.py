@@ -1,11 +1,11 @@
-"""Compares the ids of internal/model/tokenizer with those of the Python library `tokenizers`, line by line.
+"""Compares the ids of internal/text/tokenizer with those of the Python library `tokenizers`, line by line.
 
 It trains tokenizers of every kind that models on the hub have, makes texts in many scripts, code, and everything that
 is hostile in Unicode, and runs both. The first line that differs ends it with status 1.
 
   pip install tokenizers==0.23.3 sentencepiece
   python scripts/oracle/tokenizer_ids.py                        # 25,000 lines; --lines, --seed
-  python scripts/oracle/tokenizer_ids.py --testdata internal/model/tokenizer/testdata   # what go test compares
+  python scripts/oracle/tokenizer_ids.py --testdata internal/text/tokenizer/testdata   # what go test compares
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Writes the Unicode tables that internal/model/tokenizer reads, as the Python library `tokenizers` has them.
+"""Writes the Unicode tables that internal/text/tokenizer reads, as the Python library `tokenizers` has them.
 
 The library mixes several versions of Unicode: Oniguruma's, Rust's, and two older crates'. Ids are only the same where each
 class is the one that the library uses, so every class is asked of the library itself, code point by code point.
 
   pip install tokenizers==0.23.3
-  python scripts/oracle/tokenizer_tables.py internal/model/tokenizer/unicode.txt
+  python scripts/oracle/tokenizer_tables.py internal/text/tokenizer/unicode.txt
 """
 
 import sys

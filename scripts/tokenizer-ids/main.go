@@ -15,7 +15,7 @@ import (
 	"os"
 
 	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/model/tokenizer"
+	"github.com/cprun/cprun/internal/text/tokenizer"
 )
 
 func main() {

@@ -7,8 +7,8 @@ import (
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/partition"
 )
 

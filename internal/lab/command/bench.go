@@ -25,10 +25,10 @@ import (
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/bench"
 	"github.com/cprun/cprun/internal/run/job"
+	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/ring"
 )
 

@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 func TestDataLines(t *testing.T) {

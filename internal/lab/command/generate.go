@@ -23,11 +23,11 @@ import (
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/hf"
-	"github.com/cprun/cprun/internal/model/tokenizer"
 	"github.com/cprun/cprun/internal/run/generate"
+	"github.com/cprun/cprun/internal/text/data"
+	"github.com/cprun/cprun/internal/text/tokenizer"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )

@@ -13,9 +13,9 @@ import (
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/ring"
 )

@@ -16,9 +16,9 @@ import (
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 type origin struct {

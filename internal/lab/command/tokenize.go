@@ -14,8 +14,8 @@ import (
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // TokenizeOptions are the flags of `cprun tokenize`.

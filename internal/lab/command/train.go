@@ -22,9 +22,9 @@ import (
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // TrainOptions are the flags of `cprun train.yaml`.

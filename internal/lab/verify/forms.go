@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cprun/cprun/internal/model/chat"
-	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/text/chat"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // This file finds answers under templates with a training form, and under templates that render prefixes differently.

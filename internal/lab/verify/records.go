@@ -14,9 +14,9 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/model/chat"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/text/chat"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // This file reads the records of a config a second time. It shares the list of files and the tokenizer with package

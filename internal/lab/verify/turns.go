@@ -10,11 +10,10 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/model/chat"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
-	"github.com/cprun/cprun/internal/model/hf"
-	"github.com/cprun/cprun/internal/model/tokenizer"
+	"github.com/cprun/cprun/internal/text/chat"
+	"github.com/cprun/cprun/internal/text/data"
+	"github.com/cprun/cprun/internal/text/tokenizer"
 )
 
 // This file finds the targets of conversations a second time. It shares the renderer and the tokenizer with package
@@ -23,7 +22,7 @@ import (
 
 // A talk is a conversation, with the templates and the tokenizer of all.
 type talk struct {
-	*hf.Chat
+	*chat.Source
 	compiled map[string]*chat.Template // by name
 	encoder  *tokenizer.Encoder
 	specials []string
@@ -46,13 +45,13 @@ func newTalk(d *config.Data) (*talk, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := hf.ReadChat(filepath.Dir(d.Tokenizer))
+	found, err := chat.ReadSource(filepath.Dir(d.Tokenizer))
 	if err == nil && d.ChatTemplate != "" {
 		var raw []byte
-		raw, err = files.Read(d.ChatTemplate, 1<<20)
+		raw, err = files.Read(d.ChatTemplate, chat.MaxTemplate)
 		found.Templates = map[string]string{"default": string(raw)}
 	}
-	c := &talk{Chat: found, compiled: map[string]*chat.Template{}, encoder: tok.NewEncoder(), specials: tok.Specials()}
+	c := &talk{Source: found, compiled: map[string]*chat.Template{}, encoder: tok.NewEncoder(), specials: tok.Specials()}
 	for _, name := range []string{"default", "tool_use"} {
 		if err == nil {
 			source := generation.ReplaceAllString(found.Templates[name], marking)

@@ -11,14 +11,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/internal/model/chat"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/text/chat"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
-var templatesDir = flag.String("templates", "../../model/chat/testdata", "a directory of chat templates (*.jinja)")
+var templatesDir = flag.String("templates", "../../text/chat/testdata", "a directory of chat templates (*.jinja)")
 
-const chatDir = "../../model/data/testdata/chat/"
+const chatDir = "../../text/data/testdata/chat/"
 
 // ends lists turns with several special tokens, or none, after the content.
 var ends = []string{"{{ m.content }}<|im_end|>\n<s>", "{{ m.content[:30] }}<s><|im_end|> \n",
@@ -54,7 +54,7 @@ func records(t *testing.T) (lines []string) {
 	var file struct {
 		Cases map[string]map[string]json.RawMessage
 	}
-	raw, err := os.ReadFile("../../model/chat/testdata/renders.json")
+	raw, err := os.ReadFile("../../text/chat/testdata/renders.json")
 	if err == nil {
 		err = json.Unmarshal(raw, &file)
 	}
@@ -395,7 +395,7 @@ func TestWrongTargetsOfConversations(t *testing.T) {
 	if err := os.WriteFile(form, []byte(others()[4]), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	for _, template := range []string{"", "../../model/chat/testdata/plain.jinja", form} {
+	for _, template := range []string{"", "../../text/chat/testdata/plain.jinja", form} {
 		for _, name := range []string{"messages.jsonl", "tools.jsonl", "share.jsonl"} {
 			for edit, change := range edits {
 				r := newReading(chatDir+"tokenizer.json", template, "assistant")

@@ -19,7 +19,7 @@ import (
 	"github.com/parquet-go/parquet-go"
 
 	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/model/chat"
+	"github.com/cprun/cprun/internal/text/chat"
 )
 
 // This file reads the records of a file as values of package chat, in the order of the file. It shares no code with

@@ -16,10 +16,10 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"github.com/parquet-go/parquet-go"
 
-	"github.com/cprun/cprun/internal/model/chat"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
-	"github.com/cprun/cprun/internal/model/tokenizer"
+	"github.com/cprun/cprun/internal/text/chat"
+	"github.com/cprun/cprun/internal/text/data"
+	"github.com/cprun/cprun/internal/text/tokenizer"
 )
 
 func writeFile(t *testing.T, name, text string) string {

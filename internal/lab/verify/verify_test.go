@@ -17,9 +17,9 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/partition"
 )
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // The loader decides the sample of a whole document. So this file takes the places of documents from the batch, and

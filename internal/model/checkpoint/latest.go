@@ -15,9 +15,10 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"golang.org/x/sync/errgroup"
 )
 
 // ErrNone reports a directory without checkpoints, complete or not.

@@ -13,8 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/ring"
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // Files are the sources of data: one glob, several in sequence, or several mixed by weight.

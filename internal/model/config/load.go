@@ -11,8 +11,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )

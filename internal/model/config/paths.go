@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // A disk is the file system during loading. Fuzz tests replace it.

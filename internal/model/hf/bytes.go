@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"os"
 
-	"github.com/cprun/cprun/internal/model/tokenizer"
+	"github.com/cprun/cprun/internal/text/tokenizer"
 )
 
 // eosText ends a document in the tokenizer of bytes, as in GPT-2.

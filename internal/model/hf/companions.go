@@ -13,7 +13,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/model/tokenizer"
+	"github.com/cprun/cprun/internal/text/tokenizer"
 )
 
 // tokenizerFiles lists the files of a tokenizer in its forms.
@@ -45,7 +45,7 @@ func (s Sources) Companions() (list []Companion, err error) {
 	var errs []error
 	add := func(dir, from, to string) {
 		dir = filepath.Clean(dir)
-		d, err := openDir(dir)
+		d, err := files.OpenRepo(dir)
 		if err != nil {
 			if len(errs) == 0 || errs[0].Error() != err.Error() {
 				errs = append(errs, err)
@@ -55,13 +55,13 @@ func (s Sources) Companions() (list []Companion, err error) {
 		defer d.Close()
 		names := []string{from}
 		if from == "" {
-			names = append(slices.Clone(tokenizerFiles), d.templates()...)
+			names = append(slices.Clone(tokenizerFiles), d.Templates()...)
 		}
 		for _, name := range names {
-			if !d.exists(name) || s.Template != "" && name == templateFile && from == "" {
+			if !d.Exists(name) || s.Template != "" && name == templateFile && from == "" {
 				continue
 			}
-			f, err := d.companion(name)
+			f, err := companion(d, name)
 			if err != nil {
 				errs = append(errs, err)
 				continue
@@ -84,39 +84,17 @@ func (s Sources) Companions() (list []Companion, err error) {
 	return list, errors.Join(errs...)
 }
 
-// templatesDir is the directory with additional chat templates.
-const templatesDir = "additional_chat_templates"
-
-const maxTemplates = 100
-
-// templates lists the files of templatesDir, if it exists.
-func (d *dir) templates() (names []string) {
-	f, err := d.root.Open(filepath.Join(d.sub, templatesDir))
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	entries, _ := f.ReadDir(maxTemplates) // none for a file
-	for _, e := range entries {
-		if filepath.Ext(e.Name()) == ".jinja" {
-			names = append(names, templatesDir+"/"+e.Name())
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
 // maxCompanion bounds each of these files in bytes.
 const maxCompanion = 256 << 20
 
-func (d *dir) companion(name string) (*os.File, error) {
-	f, err := d.open(name)
+func companion(d *files.Repo, name string) (*os.File, error) {
+	f, err := d.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	st, err := f.Stat()
 	if err == nil && st.Size() > maxCompanion {
-		err = fmt.Errorf("%s: %d bytes; at most %d are copied", filepath.Join(d.path, name), st.Size(), maxCompanion)
+		err = fmt.Errorf("%s: %d bytes; at most %d are copied", filepath.Join(d.Path, name), st.Size(), maxCompanion)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -127,15 +105,15 @@ func (d *dir) companion(name string) (*os.File, error) {
 func (m Model) copyCompanions(to *os.Root) error {
 	for _, c := range m.Companions {
 		path, name := filepath.Split(c.Path)
-		if dir := filepath.Base(filepath.Dir(c.Path)); dir == templatesDir {
+		if dir := filepath.Base(filepath.Dir(c.Path)); dir == files.TemplatesDir {
 			path, name = filepath.Dir(filepath.Dir(c.Path)), filepath.Join(dir, name)
 		}
-		d, err := openDir(path)
+		d, err := files.OpenRepo(path)
 		if err == nil {
 			if c.Name == generationFile {
-				err = d.copyGeneration(to, m.EOS)
+				err = copyGeneration(d, to, m.EOS)
 			} else {
-				err = d.copy(name, c.Name, to)
+				err = copyFile(d, name, c.Name, to)
 			}
 			d.Close()
 		}
@@ -147,12 +125,12 @@ func (m Model) copyCompanions(to *os.Root) error {
 }
 
 // copyGeneration copies generation_config.json. As in the Trainer of transformers, the EOS of the run comes first.
-func (d *dir) copyGeneration(to *os.Root, eos int) error {
+func copyGeneration(d *files.Repo, to *os.Root, eos int) error {
 	keys := map[string]json.RawMessage{}
-	_, err := d.decode(generationFile, maxConfig, maxConfigValues, &keys)
+	_, err := d.Decode(generationFile, maxConfig, maxConfigValues, &keys)
 	ids, wrong := tokenIDs(keys["eos_token_id"])
 	if err != nil || wrong != nil || eos < 0 || len(ids) == 0 || slices.Contains(ids, eos) {
-		return d.copy(generationFile, generationFile, to)
+		return copyFile(d, generationFile, generationFile, to)
 	}
 	if keys["eos_token_id"], err = json.Marshal(append([]int{eos}, ids...)); err != nil {
 		return err
@@ -160,8 +138,8 @@ func (d *dir) copyGeneration(to *os.Root, eos int) error {
 	return writeJSON(to, generationFile, keys)
 }
 
-func (d *dir) copy(name, as string, to *os.Root) error {
-	src, err := d.companion(name)
+func copyFile(d *files.Repo, name, as string, to *os.Root) error {
+	src, err := companion(d, name)
 	if err != nil {
 		return err
 	}
@@ -227,48 +205,33 @@ func Ends(path string) ([]int, error) {
 }
 
 // endIDs returns eos_token_id of the first file that has one.
-func endIDs(path string, files ...string) ([]int, error) {
-	d, err := openDir(path)
+func endIDs(path string, names ...string) ([]int, error) {
+	d, err := files.OpenRepo(path)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
-	for _, name := range files {
-		if ids, err := d.ends(name); err != nil || len(ids) > 0 {
+	for _, name := range names {
+		if ids, err := readEnds(d, name); err != nil || len(ids) > 0 {
 			return ids, err
 		}
 	}
 	return nil, nil
 }
 
-// ends returns eos_token_id of a file, if present.
-func (d *dir) ends(name string) ([]int, error) {
+// readEnds returns eos_token_id of a file, if present.
+func readEnds(d *files.Repo, name string) ([]int, error) {
 	var c struct {
 		EOS json.RawMessage `json:"eos_token_id"`
 	}
-	if ok, err := d.decode(name, maxConfig, maxConfigValues, &c); !ok || err != nil {
+	if ok, err := d.Decode(name, maxConfig, maxConfigValues, &c); !ok || err != nil {
 		return nil, err
 	}
 	ids, err := tokenIDs(c.EOS)
 	if err != nil {
-		return nil, fmt.Errorf("%s: eos_token_id: %w", filepath.Join(d.path, name), err)
+		return nil, fmt.Errorf("%s: eos_token_id: %w", filepath.Join(d.Path, name), err)
 	}
 	return ids, nil
-}
-
-// decode reads a JSON file, if present.
-func (d *dir) decode(name string, limit int64, values int, v any) (bool, error) {
-	if !d.exists(name) {
-		return false, nil
-	}
-	raw, err := d.readJSON(name, limit, values)
-	if err != nil {
-		return false, err
-	}
-	if err := json.Unmarshal(raw, v); err != nil {
-		return false, fmt.Errorf("%s: %w", filepath.Join(d.path, name), err)
-	}
-	return true, nil
 }
 
 // tokenIDs returns an id or a list of ids; none for null or an absent value.

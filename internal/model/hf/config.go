@@ -10,17 +10,8 @@ package hf
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
-
-	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // Config is the shape of a model, under the names of config.json.
@@ -178,54 +169,4 @@ func (c *Config) Window(layer int) int {
 		return -1
 	}
 	return c.SlidingWindow - 1
-}
-
-// dir opens files of a model directory by name. Symbolic links must not lead out of it, since a foreign index must not
-// name other files. In the download cache of huggingface_hub links lead from <repo>/snapshots/<revision> to
-// <repo>/blobs, so there the bound is <repo>.
-type dir struct {
-	path string // as given by the user, for errors
-	root *os.Root
-	sub  string // of the directory inside root
-}
-
-func openDir(path string) (*dir, error) {
-	abs, err := filepath.Abs(path)
-	if err != nil {
-		return nil, fmt.Errorf("model directory %s: %w", terminal.Name(path), err)
-	}
-	top, sub := abs, "."
-	if snapshots := filepath.Dir(abs); filepath.Base(snapshots) == "snapshots" {
-		repo := filepath.Dir(snapshots)
-		if st, err := os.Stat(filepath.Join(repo, "blobs")); err == nil && st.IsDir() {
-			top, sub = repo, filepath.Join("snapshots", filepath.Base(abs))
-		}
-	}
-	root, err := files.OpenDir(top)
-	if err != nil {
-		return nil, fmt.Errorf("model directory %s: %w", terminal.Name(path), err)
-	}
-	return &dir{terminal.Name(path), root, sub}, nil
-}
-
-func (d *dir) Close() error { return d.root.Close() }
-
-func (d *dir) open(name string) (*os.File, error) {
-	base := strings.TrimPrefix(name, templatesDir+"/")
-	if base == "" || base == "." || base == ".." || filepath.Base(base) != base {
-		return nil, fmt.Errorf("model directory %s: %.255q is not a plain file name", d.path, name)
-	}
-	f, err := files.OpenIn(d.root, filepath.Join(d.sub, name))
-	if err != nil {
-		if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
-			err = pe.Err // its path is relative to the root
-		}
-		return nil, fmt.Errorf("%s: %w", terminal.Name(filepath.Join(d.path, name)), err)
-	}
-	return f, nil
-}
-
-func (d *dir) exists(name string) bool {
-	_, err := d.root.Lstat(filepath.Join(d.sub, name))
-	return err == nil
 }

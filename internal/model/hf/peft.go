@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
 )
@@ -34,19 +35,19 @@ var adapterNotes = []string{"auto_mapping", "base_model_name_or_path", "inferenc
 // ReadAdapter reads adapter_config.json of a directory. It refuses by name every key with a value that cprun does not
 // implement.
 func ReadAdapter(path string) (*LoRA, error) {
-	d, err := openDir(path)
+	d, err := files.OpenRepo(path)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
-	raw, err := d.readJSON(adapterConfig, maxAdapterConfig, maxAdapterValues)
+	raw, err := d.ReadJSON(adapterConfig, maxAdapterConfig, maxAdapterValues)
 	if err != nil {
 		return nil, err
 	}
 	var found faults
 	o := object{faults: &found}
 	if err := json.Unmarshal(raw, &o.keys); err != nil {
-		return nil, fmt.Errorf("%s: %s", filepath.Join(d.path, adapterConfig), terminal.Clip(err.Error(), 200))
+		return nil, fmt.Errorf("%s: %s", filepath.Join(d.Path, adapterConfig), terminal.Clip(err.Error(), 200))
 	}
 	l := &LoRA{From: path, R: o.integer("r", 0), RSLoRA: o.boolean("use_rslora", false)}
 	o.get("lora_alpha", "a number", &l.Alpha)
@@ -65,7 +66,7 @@ func ReadAdapter(path string) (*LoRA, error) {
 		found.add("lora_dropout", "%g is not in [0, 1)", l.Dropout)
 	}
 	if len(found) > 0 {
-		return nil, &ConfigError{filepath.Join(d.path, adapterConfig), found}
+		return nil, &ConfigError{filepath.Join(d.Path, adapterConfig), found}
 	}
 	return l, nil
 }

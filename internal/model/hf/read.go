@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"path/filepath"
 	"slices"
@@ -31,18 +29,18 @@ const (
 // ReadConfig reads config.json of a model directory. If it is wrong or unsupported, the error is a *ConfigError with
 // every fault.
 func ReadConfig(dir string) (*Config, error) {
-	d, err := openDir(dir)
+	d, err := files.OpenRepo(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
-	if d.exists(adapterConfig) && !d.exists(singleFile) && !d.exists(indexFile) {
+	if d.Exists(adapterConfig) && !d.Exists(singleFile) && !d.Exists(indexFile) {
 		return nil, fmt.Errorf(
 			"model directory %s: it holds a LoRA adapter (adapter_config.json), not a model: name its "+
 				"base model, or merge the two "+
-				"in peft (merge_and_unload) and save_pretrained", d.path)
+				"in peft (merge_and_unload) and save_pretrained", d.Path)
 	}
-	raw, err := d.readJSON("config.json", maxConfig, maxConfigValues)
+	raw, err := d.ReadJSON("config.json", maxConfig, maxConfigValues)
 	if err != nil {
 		return nil, err
 	}
@@ -51,25 +49,6 @@ func ReadConfig(dir string) (*Config, error) {
 		return nil, &ConfigError{terminal.Name(filepath.Join(dir, "config.json")), faults}
 	}
 	return c, nil
-}
-
-func (d *dir) readJSON(name string, most int64, values int) ([]byte, error) {
-	f, err := d.open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	raw, err := files.All(f, most)
-	if err == nil {
-		err = cmp.Or(files.Fetched(raw), files.Modest(raw, values))
-	}
-	if err != nil {
-		if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
-			err = pe.Err
-		}
-		return nil, fmt.Errorf("%s: %w", filepath.Join(d.path, name), err)
-	}
-	return raw, nil
 }
 
 func parseConfig(raw []byte) (*Config, []Fault) {

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
 )
@@ -58,33 +59,33 @@ func OpenWeights(path string) (*Weights, error) { return openWeights(path, singl
 
 // openWeights opens a file of a directory; without model.safetensors, the shards.
 func openWeights(path, single string) (*Weights, error) {
-	d, err := openDir(path)
+	d, err := files.OpenRepo(path)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
-	w := &Weights{path: d.path, what: "model directory " + d.path, needs: "config.json",
+	w := &Weights{path: d.Path, what: "model directory " + d.Path, needs: "config.json",
 		where: map[string]*safetensors.File{}, embedding: llamaNames[Embedding], head: llamaNames[Head]}
 	if single != singleFile {
-		w.what, w.needs, w.embedding, w.head = "adapter "+filepath.Join(d.path, single), adapterConfig, "", ""
+		w.what, w.needs, w.embedding, w.head = "adapter "+filepath.Join(d.Path, single), adapterConfig, "", ""
 	}
 	switch {
-	case single != singleFile && !d.exists(single) && d.exists(adapterPickle):
+	case single != singleFile && !d.Exists(single) && d.Exists(adapterPickle):
 		err = fmt.Errorf("%s: no such file; %s beside it is a pickle, which can run code and is not read. Convert it in "+
-			"its directory: %s", filepath.Join(d.path, single), adapterPickle, convertPickle)
-	case single != singleFile || d.exists(single):
+			"its directory: %s", filepath.Join(d.Path, single), adapterPickle, convertPickle)
+	case single != singleFile || d.Exists(single):
 		var s *safetensors.File
 		if s, err = w.openShard(d, single); err == nil {
 			for _, name := range s.Names() {
 				w.where[name] = s
 			}
 		}
-	case d.exists(indexFile):
+	case d.Exists(indexFile):
 		err = w.openShards(d)
 	default:
-		err = fmt.Errorf("model directory %s: neither %s nor %s in it; model.from needs weights in safetensors", d.path,
+		err = fmt.Errorf("model directory %s: neither %s nor %s in it; model.from needs weights in safetensors", d.Path,
 			singleFile, indexFile)
-		if d.exists("pytorch_model.bin") || d.exists("pytorch_model.bin.index.json") {
+		if d.Exists("pytorch_model.bin") || d.Exists("pytorch_model.bin.index.json") {
 			err = fmt.Errorf("%w; pytorch_model.bin is a pickle, which can run code and is not read: load it in "+
 				"transformers and save_pretrained with safetensors", err)
 		}
@@ -152,8 +153,8 @@ const (
 	maxHeaders = 2 * safetensors.MaxHeader
 )
 
-func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
-	f, err := d.open(name)
+func (w *Weights) openShard(d *files.Repo, name string) (*safetensors.File, error) {
+	f, err := d.Open(name)
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +163,7 @@ func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("model directory %s: %w", w.path, err)
 	}
-	s, err := safetensors.New(filepath.Join(d.path, name), f, st.Size())
+	s, err := safetensors.New(filepath.Join(d.Path, name), f, st.Size())
 	if err != nil {
 		return nil, err
 	}
@@ -179,8 +180,8 @@ func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 
 // openShards opens the shards of the index. As transformers 5 does, it takes from the index only the names of files. A
 // file may be absent: Check reports what the model needs of it.
-func (w *Weights) openShards(d *dir) (err error) {
-	if w.index, err = d.readIndex(); err != nil {
+func (w *Weights) openShards(d *files.Repo) (err error) {
+	if w.index, err = readIndex(d); err != nil {
 		return err
 	}
 	path := filepath.Join(w.path, indexFile)
@@ -209,12 +210,12 @@ func (w *Weights) openShards(d *dir) (err error) {
 }
 
 // readIndex returns the file of every tensor in the index.
-func (d *dir) readIndex() (map[string]string, error) {
-	raw, err := d.readJSON(indexFile, maxIndex, maxIndexValues)
+func readIndex(d *files.Repo) (map[string]string, error) {
+	raw, err := d.ReadJSON(indexFile, maxIndex, maxIndexValues)
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(d.path, indexFile)
+	path := filepath.Join(d.Path, indexFile)
 	var index struct {
 		WeightMap map[string]string `json:"weight_map"`
 	}

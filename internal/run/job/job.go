@@ -4,9 +4,9 @@ package job
 
 import (
 	"github.com/cprun/cprun/internal/foresee/cost"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/bench"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // A Role is the job of a worker.

@@ -9,8 +9,8 @@ import (
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/partition"
 )
 

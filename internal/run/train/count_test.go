@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/foresee/plan"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // counted counts by definition, over documents of labels with -100 for none: the stream is cut into samples of seqLen
@@ -235,13 +235,13 @@ func TestDataIsCounted(t *testing.T) {
 
 // A directory that datasets has saved is one source, under any name.
 func TestADirectoryOfDatasetsIsASource(t *testing.T) {
-	saved := os.DirFS("../../model/data/testdata/rows/ids-dataset")
+	saved := os.DirFS("../../text/data/testdata/rows/ids-dataset")
 	for _, name := range []string{"set", "set[1]*"} {
 		dir := filepath.Join(t.TempDir(), name)
 		if err := os.CopyFS(dir, saved); err != nil {
 			t.Fatal(err)
 		}
-		want, err := train.Check(load(t, tiny(t), 1, "data={path: ../../model/data/testdata/rows/ids.jsonl, seq_len: 2}",
+		want, err := train.Check(load(t, tiny(t), 1, "data={path: ../../text/data/testdata/rows/ids.jsonl, seq_len: 2}",
 			"model.vocab_size=300"))
 		if err != nil {
 			t.Fatal(err)

@@ -11,9 +11,9 @@ import (
 
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // lessons writes documents of different lengths, each a sample without packing.

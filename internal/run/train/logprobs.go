@@ -7,8 +7,8 @@ import (
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )

@@ -12,9 +12,9 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/data"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/tensor"
 )
 

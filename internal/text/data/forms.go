@@ -8,7 +8,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/cprun/cprun/internal/model/chat"
+	"github.com/cprun/cprun/internal/text/chat"
 )
 
 // A Form is a training form of a stock chat template. It renders a conversation from the first answer on as the stock

@@ -24,10 +24,10 @@ type tok struct {
 	text string
 }
 
-// maxTokens bounds the tokens of a tag, since an evaluation recurses over them; maxTemplate bounds a template's bytes.
+// maxTokens bounds the tokens of a tag, since an evaluation recurses over them; MaxTemplate bounds a template's bytes.
 const (
 	maxTokens   = 2000
-	maxTemplate = 1 << 20
+	MaxTemplate = 1 << 20
 )
 
 const space = `[\s\v\x1c-\x1f\x{85}\pZ]`
@@ -52,8 +52,8 @@ type lexer struct {
 }
 
 func (l *lexer) lex(src string) {
-	if len(src) > maxTemplate {
-		fail("%d bytes; at most %d are read", len(src), maxTemplate)
+	if len(src) > MaxTemplate {
+		fail("%d bytes; at most %d are read", len(src), MaxTemplate)
 	}
 	if !utf8.ValidString(src) || strings.ContainsAny(src, mark+endMark) {
 		fail("not UTF-8, or with the characters U+FDD0 or U+FDD1")

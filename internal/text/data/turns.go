@@ -9,7 +9,7 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/cprun/cprun/internal/model/chat"
+	"github.com/cprun/cprun/internal/text/chat"
 )
 
 // prefixTurn returns turn i. The whole text must begin with the rendered messages before the turn, and with those up to

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/internal/model/chat"
+	"github.com/cprun/cprun/internal/text/chat"
 )
 
 // A form ends a conversation as the stock template does, and marks the answers as TRL's training template does.

@@ -13,9 +13,8 @@ import (
 	"sync"
 
 	"github.com/cprun/cprun/internal/base/files"
-	"github.com/cprun/cprun/internal/model/chat"
-	"github.com/cprun/cprun/internal/model/hf"
-	"github.com/cprun/cprun/internal/model/tokenizer"
+	"github.com/cprun/cprun/internal/text/chat"
+	"github.com/cprun/cprun/internal/text/tokenizer"
 )
 
 // Formats of records.
@@ -50,12 +49,12 @@ func NewChat(tokenizer, template string, all bool) *Chat {
 		paths = append(paths, filepath.Join(dir, name))
 	}
 	return &Chat{all, append(paths, template), sync.OnceValues(func() (*templates, error) {
-		found, err := hf.ReadChat(dir)
+		found, err := chat.ReadSource(dir)
 		if err != nil {
 			return nil, err
 		}
 		if template != "" {
-			raw, err := files.Read(template, maxTemplate)
+			raw, err := files.Read(template, chat.MaxTemplate)
 			if err != nil {
 				return nil, fmt.Errorf("data.chat_template: %w", err)
 			}
@@ -81,9 +80,6 @@ func NewChat(tokenizer, template string, all bool) *Chat {
 		return t, nil
 	})}
 }
-
-// maxTemplate bounds a file of Jinja.
-const maxTemplate = 1 << 20
 
 const (
 	keyMessages      = "messages"

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cprun/cprun/internal/model/chat"
+	"github.com/cprun/cprun/internal/text/chat"
 )
 
 // A conversation is a record of messages or of a prompt and completion.

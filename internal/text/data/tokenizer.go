@@ -9,7 +9,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/internal/model/tokenizer"
+	"github.com/cprun/cprun/internal/text/tokenizer"
 )
 
 // Bytes names the tokenizer that takes each byte as a token.

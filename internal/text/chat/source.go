@@ -1,17 +1,22 @@
-package hf
+package chat
 
 import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"strings"
+
+	"github.com/cprun/cprun/internal/base/files"
 )
 
-// maxTemplate bounds a chat template in bytes.
-const maxTemplate = 1 << 20
+// Bounds of JSON files, in bytes and values.
+const (
+	maxConfig = 4 << 20
+	maxValues = 1 << 18
+)
 
-// A Chat is how a tokenizer renders conversations.
-type Chat struct {
+// A Source is the text of the templates beside a tokenizer.
+type Source struct {
 	Templates map[string]string // Jinja by name; "default" for the only one
 	Paths     map[string]string // their files, by name
 	Tokens    map[string]string // special tokens, such as "bos_token"
@@ -20,18 +25,18 @@ type Chat struct {
 // tokenNames lists the special tokens that a template may name.
 var tokenNames = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 
-// ReadChat reads the chat templates and special tokens beside a tokenizer.json. As in transformers, chat_template.jinja
-// has precedence over tokenizer_config.json.
-func ReadChat(path string) (*Chat, error) {
-	d, err := openDir(path)
+// ReadSource reads the chat templates and special tokens beside a tokenizer.json. As in transformers,
+// chat_template.jinja has precedence over tokenizer_config.json.
+func ReadSource(path string) (*Source, error) {
+	d, err := files.OpenRepo(path)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
-	c := &Chat{map[string]string{}, map[string]string{}, map[string]string{}}
+	c := &Source{map[string]string{}, map[string]string{}, map[string]string{}}
 	for _, name := range []string{"special_tokens_map.json", "tokenizer_config.json"} {
 		var keys map[string]json.RawMessage
-		if _, err := d.decode(name, maxConfig, maxConfigValues, &keys); err != nil {
+		if _, err := d.Decode(name, maxConfig, maxValues, &keys); err != nil {
 			return nil, err
 		}
 		for _, token := range tokenNames {
@@ -43,16 +48,16 @@ func ReadChat(path string) (*Chat, error) {
 			return nil, err
 		}
 	}
-	for _, name := range append([]string{"chat_template.jinja"}, d.templates()...) {
-		if !d.exists(name) {
+	for _, name := range append([]string{"chat_template.jinja"}, d.Templates()...) {
+		if !d.Exists(name) {
 			continue
 		}
-		raw, err := d.readJSON(name, maxTemplate, maxTemplate) // any text
+		raw, err := d.ReadJSON(name, MaxTemplate, MaxTemplate) // any text
 		if err != nil {
 			return nil, err
 		}
 		key := "default"
-		if filepath.Dir(name) == templatesDir {
+		if filepath.Dir(name) == files.TemplatesDir {
 			key = strings.TrimSuffix(filepath.Base(name), ".jinja")
 		}
 		c.Templates[key], c.Paths[key] = string(raw), filepath.Join(path, name)
@@ -61,7 +66,7 @@ func ReadChat(path string) (*Chat, error) {
 }
 
 // add adds the value of chat_template: a template, or a list of them with names.
-func (c *Chat) add(path string, raw json.RawMessage) error {
+func (c *Source) add(path string, raw json.RawMessage) error {
 	var only string
 	if json.Unmarshal(raw, &only) == nil && only != "" {
 		c.Templates["default"], c.Paths["default"] = only, path

@@ -99,7 +99,7 @@ func TestWrongTemplatesAreExplained(t *testing.T) {
 		"{{ " + strings.Repeat("[", 99) + strings.Repeat("]", 99) + " }}":              "inside each other",
 		strings.Repeat("{% if x %}", 99) + strings.Repeat("{% endif %}", 99):           "inside each other",
 		"{{ 1" + strings.Repeat(" + 1", maxTokens) + " }}":                             "a tag with more than",
-		strings.Repeat("x", maxTemplate+1):                                             "bytes",
+		strings.Repeat("x", MaxTemplate+1):                                             "bytes",
 		"{% for x in [1] %}{% generation %}{% break %}{% endgeneration %}{% endfor %}": "break is not in a loop",
 		"{% generation %}{% generation %}x{% endgeneration %}{% endgeneration %}":      "inside each other",
 		"{% set x %}{% generation %}ab{% endgeneration %}{% endset %}{{ x[:2] }}":      "cuts the text",
