@@ -70,11 +70,12 @@ func (m *Model) attend(a *tensor.Arena, i int, b Batch, s *activations, known bo
 
 // angles returns the rotary tables of a layer: zero Views if it does not rotate.
 func (m *Model) angles(b Batch, layer int) (cos, sin View) {
-	if !m.cfg.Rotates(layer) {
+	rope := m.cfg.Layer(layer).Rope
+	if rope < 0 {
 		return View{}, View{}
 	}
 	n := b.IDs.Len(tensor.Batch)
-	lo := b.Cos.Len(tensor.Batch) / m.cfg.Ropes() * m.cfg.Rope(layer)
+	lo := b.Cos.Len(tensor.Batch) / m.cfg.Ropes() * rope
 	return b.Cos.Slice(tensor.Batch, lo, lo+n), b.Sin.Slice(tensor.Batch, lo, lo+n)
 }
 

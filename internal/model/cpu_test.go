@@ -22,7 +22,7 @@ type cpuAttention struct {
 
 func (c cpuAttention) tiles(layer int) (tiles []partition.Tile) {
 	band := partition.Band{Lo: -partition.Unbounded}
-	if w := c.cfg.Window(layer); w >= 0 {
+	if w := c.cfg.Layer(layer).Mixer.Window; w >= 0 {
 		band.Lo = -w
 	}
 	lo := 0

@@ -34,10 +34,10 @@ func TestFLOPsOfLlama8B(t *testing.T) {
 	for length, want := range map[int]float64{
 		1: 45.0, 8 << 10: 51.5, 32 << 10: 70.8, 128 << 10: 148, 512 << 10: 457, 1 << 20: 870,
 	} {
-		perToken := FLOPs(cfg, []int{length}) / float64(length) / 1e9
+		perToken := WorkOf(cfg).FLOPs([]int{length}) / float64(length) / 1e9
 		near(t, "GFLOP per token", perToken, want, 0.005*want)
 	}
-	whole, parts := FLOPs(cfg, []int{4096}), FLOPs(cfg, []int{1024, 3072})
+	whole, parts := WorkOf(cfg).FLOPs([]int{4096}), WorkOf(cfg).FLOPs([]int{1024, 3072})
 	attention := 12 * 32 * 32 * 128 * float64(1024*3072) // the pairs between the documents
 	near(t, "FLOPs of documents", parts, whole-attention, 1)
 }
@@ -49,7 +49,7 @@ func TestFLOPsOfAdapters(t *testing.T) {
 	attention, mlp := 6*(8+4+4)+8*6, 3*6*10
 	adapters := 3 * (6 + 8 + 2*(6+4) + 8 + 6 + 2*(6+10) + 10 + 6)
 	want := 2*(4*(attention+mlp)+6*adapters) - 2*6*(8+4+4) - 2*3*3*6 + 4*7*6
-	near(t, "FLOPs", FLOPs(&cfg, []int{1}), float64(want)+2*12*2*4, 0)
+	near(t, "FLOPs", WorkOf(&cfg).FLOPs([]int{1}), float64(want)+2*12*2*4, 0)
 }
 
 func TestFLOPsOfSlidingLayersAndTiedHeads(t *testing.T) {
@@ -57,8 +57,8 @@ func TestFLOPsOfSlidingLayersAndTiedHeads(t *testing.T) {
 	docs := []int{7}
 	matrices := 3*(8*12+2*8*4+12*8+3*8*12) + 11*8
 	pairs := VisiblePairs(docs, -1) + 2*VisiblePairs(docs, 2)
-	near(t, "FLOPs", FLOPs(&cfg, docs), float64(6*matrices*7)+12*3*4*pairs, 0)
-	separate := FLOPs(&cfg, docs)
+	near(t, "FLOPs", WorkOf(&cfg).FLOPs(docs), float64(6*matrices*7)+12*3*4*pairs, 0)
+	separate := WorkOf(&cfg).FLOPs(docs)
 	cfg.TieWordEmbeddings = true
-	near(t, "FLOPs of a tied model", FLOPs(&cfg, docs), separate, 0)
+	near(t, "FLOPs of a tied model", WorkOf(&cfg).FLOPs(docs), separate, 0)
 }

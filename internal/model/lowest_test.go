@@ -115,14 +115,13 @@ func TestBackwardEndsInTheLowestTrainedLayer(t *testing.T) {
 				if err := Rehearse(c.cfg, Options{}, 1, tokens, tensor.F32, got, got); err != nil {
 					t.Fatal(err)
 				}
-				flops := FLOPs(c.cfg, []int{tokens})
-				for layer := range layers {
+				flops := WorkOf(c.cfg).FLOPs([]int{tokens})
+				for i, l := range c.cfg.Layers() {
 					products := 12
-					if layer < tc.lowest {
+					if i < tc.lowest {
 						products = 4
 					}
-					flops -= float64(products*c.cfg.NumAttentionHeads*c.cfg.HeadDim) *
-						VisiblePairs([]int{tokens}, c.cfg.Window(layer))
+					flops -= float64(products*l.Mixer.Heads*l.Mixer.Dim) * VisiblePairs([]int{tokens}, l.Mixer.Window)
 				}
 				near(t, "FLOPs of products", flops, got.flops, 0)
 				if got.forward != layers || got.backward != layers-max(tc.lowest, 0) {

@@ -56,10 +56,10 @@ func phantomModel(cfg *hf.Config, ops Ops, att Attention, opt Options, dtype ten
 		nop := func(int, []View) {}
 		opt.Hooks.Keep, opt.Hooks.Bring = nop, nop
 	}
-	flat := NewLayout(cfg, 1)
+	flat, meter := NewLayout(cfg, 1), tensor.NewMeter()
 	params := func(l *FlatLayout) Params {
-		vector := phantom(tensor.F32, 1, 1, 1, int(l.Size()))
-		return Params{Layout: l, Weights: vector, Compute: phantom(dtype, 1, 1, 1, int(l.Size()))}
+		vector := meter.Alloc(tensor.F32, 1, 1, 1, int(l.Size()))
+		return Params{Layout: l, Weights: vector, Compute: meter.Alloc(dtype, 1, 1, 1, int(l.Size()))}
 	}
 	trained := params(flat)
 	if trained.Grads = trained.Weights; flat.Frozen != nil {

@@ -365,7 +365,7 @@ func (r refAttention) score(s float64) float64 {
 // probs returns the probabilities of query row t of head h over the keys, and the LSE.
 func (r refAttention) probs(layer, b, t, h int, q, k View, Q, K []float64) (p []float64, lse float64) {
 	S, H, KH, D := q.Len(tensor.Seq), q.Len(tensor.Heads), k.Len(tensor.Heads), q.Len(tensor.Dim)
-	w := r.cfg.Window(layer)
+	w := r.cfg.Layer(layer).Mixer.Window
 	p, lse = make([]float64, S), math.Inf(-1)
 	for j := range p {
 		p[j] = math.Inf(-1)

@@ -65,7 +65,7 @@ func DType(cfg *config.Config) tensor.DType {
 func Requests(cfg *config.Config) (list []Request) {
 	layers := map[int]int{} // by window
 	for l := range cfg.Model.NumHiddenLayers {
-		layers[cfg.Model.Window(l)]++
+		layers[cfg.Model.Layer(l).Mixer.Window]++
 	}
 	widest := func(a, b int) int { return cmp.Compare(uint(b), uint(a)) } // -1 is all keys
 	for _, w := range slices.SortedFunc(maps.Keys(layers), widest) {

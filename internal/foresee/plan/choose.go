@@ -150,7 +150,7 @@ func speedOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) speed
 	}
 	pairs := 0.0
 	for l := range m.NumHiddenLayers {
-		pairs += model.VisiblePairs([]int{cfg.Data.SeqLen}, m.Window(l))
+		pairs += model.VisiblePairs([]int{cfg.Data.SeqLen}, m.Layer(l).Mixer.Window)
 	}
 	pairs *= float64(sequences(cfg)) / float64(m.NumHiddenLayers*cfg.Parallel.Context)
 	link := cmp.Or(float64(on.Link), plainBus)

@@ -71,10 +71,11 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 		docs = []int{cfg.Data.SeqLen}
 	}
 	batch := float64(cfg.Train.GlobalBatchSize)
+	work := model.WorkOf(&cfg.Model.Config)
 	e := Estimate{
 		Parameters:   model.Parameters(&cfg.Model.Config),
 		Trained:      model.Count(model.Layout(&cfg.Model.Config)),
-		FLOPsPerStep: model.FLOPs(&cfg.Model.Config, docs) * batch,
+		FLOPsPerStep: work.FLOPs(docs) * batch,
 	}
 	tokens, pairs := 1.0, 1.0 // of the mean sample, over those of docs
 	if d := o.Data; d != nil && d.SamplePairs > 0 {
@@ -82,11 +83,7 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 		pairs = d.SamplePairs / model.VisiblePairs(docs, -1)
 	}
 	e.TokensPerStep = int(tokens * batch * float64(cfg.Data.SeqLen))
-	attention := 0.0
-	for l := range cfg.Model.NumHiddenLayers {
-		pairs := model.VisiblePairs(docs, cfg.Model.Window(l))
-		attention += 12 * float64(cfg.Model.NumAttentionHeads*cfg.Model.HeadDim) * pairs * batch
-	}
+	attention := work.Attention(docs) * batch
 	e.FLOPsPerStep = tokens*(e.FLOPsPerStep-attention) + pairs*attention
 	e.AttentionShare = pairs * attention / e.FLOPsPerStep
 	if o.Costs.Table != nil {
@@ -337,7 +334,7 @@ func (s *step) attention() (*charged, error) {
 	}
 	c := &charged{}
 	for l := range cfg.Model.NumHiddenLayers {
-		c.layers = append(c.layers, byWindow[cfg.Model.Window(l)])
+		c.layers = append(c.layers, byWindow[cfg.Model.Layer(l).Mixer.Window])
 	}
 	return c, nil
 }

@@ -245,7 +245,7 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 			Params: backends.Params{
 				DType: tensor.F32, Batch: 1, SeqQ: tokens, SeqKV: tokens,
 				Heads: w.cfg.NumAttentionHeads, KVHeads: w.cfg.NumKeyValueHeads,
-				HeadDim: w.cfg.HeadDim, HeadDimV: w.cfg.HeadDim, Causal: true, WindowLeft: w.cfg.Window(l),
+				HeadDim: w.cfg.HeadDim, HeadDimV: w.cfg.HeadDim, Causal: true, WindowLeft: w.cfg.Layer(l).Mixer.Window,
 				Softcap: w.cfg.AttnLogitSoftcapping > 0,
 			},
 		})

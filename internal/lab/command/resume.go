@@ -225,12 +225,7 @@ func rate(cfg *config.Config, steps int64) (string, error) {
 func alike(key string, a, b *hf.Config) bool {
 	switch {
 	case key == "model.layer_types" || key == "model.sliding_window":
-		for l := range min(a.NumHiddenLayers, b.NumHiddenLayers) {
-			if a.Window(l) != b.Window(l) {
-				return false
-			}
-		}
-		return a.NumHiddenLayers == b.NumHiddenLayers
+		return slices.EqualFunc(a.Layers(), b.Layers(), func(a, b hf.Layer) bool { return a.Mixer.Window == b.Mixer.Window })
 	case strings.HasPrefix(key, "model.rope_"):
 		ra, rb := model.NewRope(a), model.NewRope(b)
 		return reflect.DeepEqual(ra, rb)

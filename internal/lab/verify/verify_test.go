@@ -283,7 +283,7 @@ func TestReach(t *testing.T) {
 			next := slices.Clone(reached)
 			for q := range rows {
 				for k := 0; k <= q; k++ {
-					near := m.Window(layer) < 0 || q-k <= m.Window(layer)
+					near := m.Layer(layer).Mixer.Window < 0 || q-k <= m.Layer(layer).Mixer.Window
 					next[q] = next[q] || reached[k] && near && rows[q].Document == rows[k].Document
 				}
 			}

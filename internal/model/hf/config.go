@@ -95,11 +95,6 @@ type RopeScaling struct {
 	LongFactor  []float64 `json:"long_factor"`
 }
 
-// Rotates reports whether a layer has rotary embeddings.
-func (c *Config) Rotates(layer int) bool {
-	return len(c.NoRopeLayers) == 0 || c.NoRopeLayers[layer] != 0
-}
-
 // RotaryDim returns the elements of a head that rotate, the first of it.
 func (c *Config) RotaryDim() int {
 	if c.PartialRotaryFactor == 0 {
@@ -140,33 +135,3 @@ func (c *Config) Ropes() int {
 }
 
 const localKey = "rope_local_base_freq"
-
-// Rope returns the rotary table of a layer.
-func (c *Config) Rope(layer int) int {
-	if c.Ropes() > 1 && c.Window(layer) >= 0 {
-		return 1
-	}
-	return 0
-}
-
-// Windows lists the windows of the layers, each once, in order.
-func (c *Config) Windows() []int {
-	var all []int
-	for layer := range c.NumHiddenLayers {
-		if w := c.Window(layer); !slices.Contains(all, w) {
-			all = append(all, w)
-		}
-	}
-	return all
-}
-
-// Window returns the number of earlier keys that a query of the layer sees; -1 for all.
-func (c *Config) Window(layer int) int {
-	if c.SlidingWindow <= 0 {
-		return -1
-	}
-	if len(c.LayerTypes) > 0 && c.LayerTypes[layer] != SlidingAttention {
-		return -1
-	}
-	return c.SlidingWindow - 1
-}

@@ -174,9 +174,9 @@ func TestConfigResolvesAsTransformersDoes(t *testing.T) {
 func TestConfigsOfTransformers(t *testing.T) {
 	for dir, check := range map[string]func(c *Config) bool{
 		"tiny-llama": func(c *Config) bool { return c.HeadDim == 16 && c.RopeTheta == 10000 && c.RopeScaling == nil },
-		"qwen3":      func(c *Config) bool { return c.HeadDim == 16 && c.SlidingWindow == 0 && c.Window(2) == -1 },
+		"qwen3":      func(c *Config) bool { return c.HeadDim == 16 && c.SlidingWindow == 0 && c.Layer(2).Mixer.Window == -1 },
 		"qwen3-window": func(c *Config) bool {
-			return c.TieWordEmbeddings && c.Window(0) == -1 && c.Window(1) == 7 && c.Window(2) == 7
+			return c.TieWordEmbeddings && c.Layer(0).Mixer.Window == -1 && c.Layer(1).Mixer.Window == 7 && c.Layer(2).Mixer.Window == 7
 		},
 		"llama3-rope": func(c *Config) bool {
 			return c.RopeTheta == 500000 && reflect.DeepEqual(*c.RopeScaling, RopeScaling{Type: "llama3", Factor: 8,
@@ -366,7 +366,7 @@ func FuzzReadConfig(f *testing.F) {
 			return
 		}
 		for i := range min(c.NumHiddenLayers, 100) {
-			c.Window(i)
+			c.Layer(i)
 		}
 		if c.NumHiddenLayers > 1000 {
 			return
@@ -391,7 +391,7 @@ func (c *Config) normal() Config {
 	if d.SlidingWindow > 0 {
 		var types []string
 		for i := range d.NumHiddenLayers {
-			types = append(types, map[bool]string{true: SlidingAttention, false: FullAttention}[c.Window(i) >= 0])
+			types = append(types, map[bool]string{true: SlidingAttention, false: FullAttention}[c.Layer(i).Mixer.Window >= 0])
 		}
 		d.LayerTypes = types
 	}

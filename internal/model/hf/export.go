@@ -352,7 +352,7 @@ func writeWindow(m map[string]any, c *Config) {
 	types, full := make([]string, c.NumHiddenLayers), 0
 	for i := range types {
 		types[i] = SlidingAttention
-		if c.Window(i) < 0 {
+		if c.Layer(i).Mixer.Window < 0 {
 			types[i] = FullAttention
 			full = i + 1
 		}

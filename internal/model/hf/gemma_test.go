@@ -37,7 +37,7 @@ func TestConfigsOfGemma(t *testing.T) {
 	}{
 		{gemma2File, func(c *Config) bool {
 			return c.SoftmaxScale() == 1.0/12 && c.AttnLogitSoftcapping == 50 && c.FinalLogitSoftcapping == 30 &&
-				c.Window(0) == 4095 && c.Window(1) == -1 && c.Window(2) == 4095 && c.Ropes() == 1 && c.TieWordEmbeddings
+				c.Layer(0).Mixer.Window == 4095 && c.Layer(1).Mixer.Window == -1 && c.Layer(2).Mixer.Window == 4095 && c.Ropes() == 1 && c.TieWordEmbeddings
 		}},
 		{strings.Replace(gemma2File, `"attn_logit_softcapping":50.0`, `"attn_logit_softcapping":null`, 1),
 			func(c *Config) bool { return c.AttnLogitSoftcapping == 0 }},
@@ -45,15 +45,17 @@ func TestConfigsOfGemma(t *testing.T) {
 			func(c *Config) bool { return c.AttnLogitSoftcapping == 50 }},
 		// transformers ignores both keys in gemma2
 		{strings.Replace(gemma2File, "{", `{"use_sliding_window":false,"sliding_window_pattern":3,`, 1),
-			func(c *Config) bool { return c.Window(0) == 4095 && c.Window(1) == -1 && c.Window(2) == 4095 }},
+			func(c *Config) bool {
+				return c.Layer(0).Mixer.Window == 4095 && c.Layer(1).Mixer.Window == -1 && c.Layer(2).Mixer.Window == 4095
+			}},
 		{gemma3Text, func(c *Config) bool {
-			return c.RopeTheta == 1e6 && c.RopeLocalBaseFreq == 1e4 && c.Ropes() == 2 && c.Rope(0) == 1 && c.Rope(2) == 0 &&
-				c.Window(1) == 511 && c.Window(2) == -1 && c.Window(5) == -1 && c.FinalLogitSoftcapping == 0
+			return c.RopeTheta == 1e6 && c.RopeLocalBaseFreq == 1e4 && c.Ropes() == 2 && c.Layer(0).Rope == 1 && c.Layer(2).Rope == 0 &&
+				c.Layer(1).Mixer.Window == 511 && c.Layer(2).Mixer.Window == -1 && c.Layer(5).Mixer.Window == -1 && c.FinalLogitSoftcapping == 0
 		}},
 		{gemma3File, func(c *Config) bool {
 			return c.Architecture == Gemma3 && c.VocabSize == 262208 && c.NumAttentionHeads == 8 && c.HeadDim == 256 &&
-				c.RopeScaling.Factor == 8 && c.RopeTheta == 1e6 && c.RopeLocalBaseFreq == 1e4 && c.Window(5) == -1 &&
-				c.Window(6) == 1023 && string(c.TokenIDs["eos_token_id"]) == "[1,106]" && c.DType == "bfloat16" &&
+				c.RopeScaling.Factor == 8 && c.RopeTheta == 1e6 && c.RopeLocalBaseFreq == 1e4 && c.Layer(5).Mixer.Window == -1 &&
+				c.Layer(6).Mixer.Window == 1023 && string(c.TokenIDs["eos_token_id"]) == "[1,106]" && c.DType == "bfloat16" &&
 				strings.Contains(c.Caveat().Msg, "exports a gemma3_text")
 		}},
 	} {

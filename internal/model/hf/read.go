@@ -298,7 +298,7 @@ func readWindow(c *Config, o object) {
 	if kinds && c.LayerTypes == nil && use && window > 0 && len(*o.faults) == 0 {
 		for i := range min(c.NumHiddenLayers, maxLayers) {
 			kind := FullAttention
-			if family.From > 0 && i >= from || family.NoRope && !c.Rotates(i) || every > 0 && (i+1)%every > 0 {
+			if family.From > 0 && i >= from || family.NoRope && c.Layer(i).Rope < 0 || every > 0 && (i+1)%every > 0 {
 				kind = SlidingAttention
 			}
 			c.LayerTypes = append(c.LayerTypes, kind)

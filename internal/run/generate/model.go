@@ -46,8 +46,10 @@ type mirror struct{ dev, host View }
 // activations of up to pieceRows tokens are extra.
 func Bytes(cfg *hf.Config, tokens int) (weights, cache int64) {
 	size := int64(tensor.F32.Size())
-	row := int64(cfg.NumKeyValueHeads) * int64(cfg.HeadDim) * size
-	return model.NewLayout(cfg, 1).Size() * size, 2 * int64(cfg.NumHiddenLayers) * int64(tokens) * row
+	for _, l := range cfg.Layers() {
+		cache += int64(l.Mixer.KVHeads) * int64(l.Mixer.Dim+l.Mixer.DimV) * int64(tokens) * size
+	}
+	return model.NewLayout(cfg, 1).Size() * size, cache
 }
 
 // New returns a model with an empty cache for the given tokens. read sets dst to all elements of a parameter. cfg must
@@ -169,14 +171,14 @@ type cache struct {
 
 func newCache(cfg *hf.Config, dev *device.Device, room int) (*cache, error) {
 	c := &cache{cfg: cfg, dev: dev, room: room}
-	for range cfg.NumHiddenLayers {
-		for _, list := range []*[]View{&c.k, &c.v} {
-			v, err := dev.Vector("keys and values", tensor.F32, room*cfg.NumKeyValueHeads*cfg.HeadDim)
+	for _, l := range cfg.Layers() {
+		m := l.Mixer
+		for list, dim := range map[*[]View]int{&c.k: m.Dim, &c.v: m.DimV} {
+			v, err := dev.Vector("keys and values", tensor.F32, room*m.KVHeads*dim)
 			if err != nil {
 				return nil, err
 			}
-			*list = append(*list, tensor.Dense(v.Memory(), tensor.F32, 0,
-				[4]int{1, room, cfg.NumKeyValueHeads, cfg.HeadDim}))
+			*list = append(*list, tensor.Dense(v.Memory(), tensor.F32, 0, [4]int{1, room, m.KVHeads, dim}))
 		}
 	}
 	return c, nil
@@ -189,7 +191,7 @@ func (c *cache) Forward(layer int, out attention.Partial, q, k, v View) error {
 	c.dev.Ops.Copy(c.k[layer].Slice(tensor.Seq, c.read, seen), k)
 	c.dev.Ops.Copy(c.v[layer].Slice(tensor.Seq, c.read, seen), v)
 	// with more keys than queries, the mask is aligned at the end
-	mask, err := partition.NewMask(true, c.cfg.Window(layer), rows, seen, nil)
+	mask, err := partition.NewMask(true, c.cfg.Layer(layer).Mixer.Window, rows, seen, nil)
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ type whole struct {
 
 func (w whole) Forward(layer int, out attention.Partial, q, k, v View) error {
 	band := partition.Causal()
-	if n := w.cfg.Window(layer); n >= 0 {
+	if n := w.cfg.Layer(layer).Mixer.Window; n >= 0 {
 		band.Lo = -n
 	}
 	r := partition.Range{Hi: q.Len(tensor.Seq)}

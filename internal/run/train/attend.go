@@ -22,9 +22,9 @@ type attend struct {
 	rank      int
 	spec      ring.Spec // of the present batch, with a mask per window
 	softmax   attention.Softmax
-	schedules map[int]*ring.Schedule        // of the present batch, by window
+	schedules map[hf.Mixer]*ring.Schedule   // of the present batch
 	cache     *ring.Cache                   // schedules of recurring batches and of the next one
-	kernels   map[int][]string              // launched ones, by window; nil: not recorded
+	kernels   map[hf.Mixer][]string         // launched ones; nil: not recorded
 	keys      func(layer int, k View) error // called before each forward pass of a layer, unless nil
 }
 
@@ -38,7 +38,7 @@ func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank i
 			m.NumAttentionHeads, m.NumKeyValueHeads,
 		),
 		softmax:   model.Softmax(m),
-		schedules: make(map[int]*ring.Schedule),
+		schedules: make(map[hf.Mixer]*ring.Schedule),
 		cache:     ring.NewCache(ring.CacheBytes),
 	}
 }
@@ -54,22 +54,21 @@ func (t *Trainer) rehearse(o *Options) error {
 	n := t.cfg.Data.SeqLen
 	layout := t.cfg.Parallel.Layout.Layout([]int{n}, partition.Windows(t.cfg.Model.Windows())...)
 	a := newAttend(nil, t.cfg, layout, t.mesh.world.Rank()%t.cfg.Parallel.Context)
-	rows, m := partition.Count(layout.Spans(n, a.spec.Size, a.rank)), a.cfg
-	of := planner.Attention{
-		DType: t.dev.Compute, Batch: t.cfg.Train.MicroBatchSize,
-		Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads, Dim: m.HeadDim, DimV: m.HeadDim,
-	}
-	for layer := range t.cfg.Model.NumHiddenLayers {
-		known := len(a.schedules)
-		s, err := a.schedule(layer)
-		if err == nil && len(a.schedules) > known {
-			r := planner.Recorder{Kernel: k.Planning()}
-			if err = r.Run(s, of, rows, false); err == nil {
-				err = r.Run(s, of, rows, true)
-			}
-		}
+	rows := partition.Count(layout.Spans(n, a.spec.Size, a.rank))
+	for _, mixer := range a.cfg.Mixers() {
+		s, err := a.schedule(mixer)
 		if err != nil {
-			return fmt.Errorf("attention of layer %d: %w", layer, err)
+			return err
+		}
+		of := planner.Attention{
+			DType: t.dev.Compute, Batch: t.cfg.Train.MicroBatchSize,
+			Heads: mixer.Heads, KVHeads: mixer.KVHeads, Dim: mixer.Dim, DimV: mixer.DimV,
+		}
+		r := planner.Recorder{Kernel: k.Planning()}
+		for _, backward := range []bool{false, true} {
+			if err := r.Run(s, of, rows, backward); err != nil {
+				return fmt.Errorf("attention with %+v: %w", mixer, err)
+			}
 		}
 	}
 	return nil
@@ -91,22 +90,21 @@ func (a *attend) specOf(l laid) ring.Spec {
 	return s
 }
 
-func (a *attend) schedule(layer int) (*ring.Schedule, error) {
-	window := a.cfg.Window(layer)
-	if s, ok := a.schedules[window]; ok {
+func (a *attend) schedule(m hf.Mixer) (*ring.Schedule, error) {
+	if s, ok := a.schedules[m]; ok {
 		return s, nil
 	}
-	s, err := a.scheduleOf(a.spec, window)
-	if err != nil {
-		return nil, fmt.Errorf("layer %d: %w", layer, err)
+	s, err := a.scheduleOf(a.spec, m)
+	if err == nil {
+		a.schedules[m] = s
 	}
-	a.schedules[window] = s
-	return s, nil
+	return s, err
 }
 
-func (a *attend) scheduleOf(spec ring.Spec, window int) (s *ring.Schedule, err error) {
-	if spec.Shape, err = masked(spec.Shape, window); err != nil {
-		return nil, err
+func (a *attend) scheduleOf(spec ring.Spec, m hf.Mixer) (s *ring.Schedule, err error) {
+	spec.Heads, spec.KVHeads = m.Heads, m.KVHeads
+	if spec.Shape, err = masked(spec.Shape, m.Window); err != nil {
+		return nil, fmt.Errorf("attention with %+v: %w", m, err)
 	}
 	return a.cache.New(a.algorithm, spec, a.rank)
 }
@@ -121,8 +119,8 @@ func masked(shape partition.Shape, window int) (partition.Shape, error) {
 // prepare makes the schedules of the next batch, while the device computes the present one.
 func (a *attend) prepare(l laid) error {
 	spec := a.specOf(l)
-	for _, window := range a.cfg.Windows() {
-		if _, err := a.scheduleOf(spec, window); err != nil {
+	for _, m := range a.cfg.Mixers() {
+		if _, err := a.scheduleOf(spec, m); err != nil {
 			return err
 		}
 	}
@@ -131,17 +129,17 @@ func (a *attend) prepare(l laid) error {
 
 // load returns the work of all layers for a sequence of the present batch.
 func (a *attend) load() (total load, err error) {
-	known := make(map[int]load, 2)
-	for layer := range a.cfg.NumHiddenLayers {
-		window := a.cfg.Window(layer)
-		l, ok := known[window]
+	known := make(map[hf.Mixer]load, 2)
+	for _, layer := range a.cfg.Layers() {
+		m := layer.Mixer
+		l, ok := known[m]
 		if !ok {
-			shape, err := masked(a.spec.Shape, window)
+			shape, err := masked(a.spec.Shape, m.Window)
 			if err != nil {
 				return total, err
 			}
-			l = loadOf(shape, a.traders, a.cfg.NumAttentionHeads)
-			known[window] = l
+			l = loadOf(shape, a.traders, m.Heads)
+			known[m] = l
 		}
 		total.add(l, 1)
 	}
@@ -150,11 +148,12 @@ func (a *attend) load() (total load, err error) {
 
 // Forward computes causal attention over the group into acc.
 func (a *attend) Forward(layer int, acc attention.Partial, q, k, v View) error {
-	s, err := a.schedule(layer)
+	m := a.cfg.Layer(layer).Mixer
+	s, err := a.schedule(m)
 	if err != nil {
 		return err
 	}
-	defer a.note(layer)
+	defer a.note(m)
 	if a.keys != nil {
 		if err := a.keys(layer, k); err != nil {
 			return err
@@ -165,24 +164,24 @@ func (a *attend) Forward(layer int, acc attention.Partial, q, k, v View) error {
 
 // Backward computes the gradients into g.
 func (a *attend) Backward(layer int, g attention.Grads, do, q, k, v View, acc attention.Partial) error {
-	s, err := a.schedule(layer)
+	m := a.cfg.Layer(layer).Mixer
+	s, err := a.schedule(m)
 	if err != nil {
 		return err
 	}
-	defer a.note(layer)
+	defer a.note(m)
 	return a.ring.Backward(g, do, q, k, v, acc, s, a.softmax)
 }
 
-// note records the kernels that a call for a layer has launched.
-func (a *attend) note(layer int) {
+// note records the kernels that a call has launched.
+func (a *attend) note(m hf.Mixer) {
 	k, ok := a.ring.Kernel.(interface{ Launched() []string })
 	if a.kernels == nil || !ok {
 		return
 	}
-	window := a.cfg.Window(layer)
 	for _, name := range k.Launched() {
-		if !slices.Contains(a.kernels[window], name) {
-			a.kernels[window] = append(a.kernels[window], name)
+		if !slices.Contains(a.kernels[m], name) {
+			a.kernels[m] = append(a.kernels[m], name)
 		}
 	}
 }

@@ -86,13 +86,13 @@ func (t *Trainer) totals() (valid, tokens int, flops float64) {
 	n, loader := t.batch(), t.train.loader
 	if loader.Alike() {
 		docs := loader.Docs(0)
-		return n * loader.Valid(0), n * total(docs), float64(n) * model.FLOPs(&t.cfg.Model.Config, docs)
+		return n * loader.Valid(0), n * total(docs), float64(n) * t.work.FLOPs(docs)
 	}
 	for i := range n {
 		sample := loader.Index(t.consumed + int64(i))
 		docs := loader.Docs(sample)
 		valid, tokens = valid+loader.Valid(sample), tokens+total(docs)
-		flops += model.FLOPs(&t.cfg.Model.Config, docs)
+		flops += t.work.FLOPs(docs)
 	}
 	return valid, tokens, flops
 }

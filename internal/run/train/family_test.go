@@ -77,7 +77,7 @@ log: {tensorboard: false}
 		t.Errorf("losses\n%s\nwant those of the same weights as qwen3\n%s", got, want)
 	}
 	mustRun(t, load(t, tiny(t), 1, "train.steps=1", "model.architecture=drift"), 1, train.Options{}) // random weights
-	if c := cfg.Model; c.Architecture != drift.Name || c.Window(1) != 15 {
+	if c := cfg.Model; c.Architecture != drift.Name || c.Layer(1).Mixer.Window != 15 {
 		t.Errorf("read as %+v", c.Config)
 	}
 	text, err := os.ReadFile(filepath.Join(cfg.Model.From, "config.json"))
@@ -105,7 +105,7 @@ func TestAFamilyHasItsDefaultsAndBounds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !c.TieWordEmbeddings || c.SlidingWindow != 16 || c.Window(2) != 15 || c.MaxPositionEmbedding != 4096 ||
+	if !c.TieWordEmbeddings || c.SlidingWindow != 16 || c.Layer(2).Mixer.Window != 15 || c.MaxPositionEmbedding != 4096 ||
 		c.HeadDim != 8 || c.NumKeyValueHeads != 4 {
 		t.Errorf("defaults are %+v", c)
 	}

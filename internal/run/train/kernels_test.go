@@ -16,7 +16,7 @@ func TestKernelsOfLayersAreThoseLaunched(t *testing.T) {
 		attention.Kernel
 		attention.Launches
 	}
-	a := &attend{ring: &ring.Ring{Kernel: &k}, kernels: map[int][]string{}, cfg: &hf.Config{NumHiddenLayers: 2,
+	a := &attend{ring: &ring.Ring{Kernel: &k}, kernels: map[hf.Mixer][]string{}, cfg: &hf.Config{NumHiddenLayers: 2,
 		SlidingWindow: 3, LayerTypes: []string{"sliding_attention", "full_attention"}}}
 	for _, call := range []struct {
 		layer int
@@ -25,10 +25,12 @@ func TestKernelsOfLayersAreThoseLaunched(t *testing.T) {
 		for _, name := range call.names {
 			k.Launch(name)
 		}
-		a.note(call.layer)
+		a.note(a.cfg.Layer(call.layer).Mixer)
 	}
-	if got := a.kernels; !slices.Equal(got[2], []string{"a", "b"}) || !slices.Equal(got[-1], []string{"c", "d"}) {
-		t.Error(got)
+	for layer, want := range [][]string{{"a", "b"}, {"c", "d"}} {
+		if got := a.kernels[a.cfg.Layer(layer).Mixer]; !slices.Equal(got, want) {
+			t.Errorf("layer %d: %v, want %v", layer, got, want)
+		}
 	}
 }
 

@@ -30,6 +30,7 @@ type Trainer struct {
 	dev      *Device
 	mesh     *mesh
 	att      *attend
+	work     *model.Work
 	sent     *tally // counts the traffic of att
 	model    *model.Model
 	share    *sharing
@@ -254,6 +255,7 @@ func (t *Trainer) build(o *Options) (err error) {
 		return err
 	}
 	t.sent = &tally{Exchanger: t.mesh.context}
+	t.work = model.WorkOf(&t.cfg.Model.Config)
 	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.sent, Mover: t.dev.Ops, Stream: t.dev.Stream,
 		Arena: workspace},
 		cfg, nil, t.mesh.context.Rank())

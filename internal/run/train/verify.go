@@ -12,6 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -77,7 +78,7 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 			return v, err
 		}
 	}
-	v.All, t.att.kernels = t.train.loader.Samples(), map[int][]string{}
+	v.All, t.att.kernels = t.train.loader.Samples(), map[hf.Mixer][]string{}
 	var first []safetensors.Entry
 	if p.Angles {
 		if first, err = t.rotated(ctx, v.Samples[0]); err != nil {
@@ -176,11 +177,12 @@ func (c changed) Load(sample int64, spans []partition.Span, ids, targets []int32
 // kernels returns the kernels that attention has launched on this rank.
 func (t *Trainer) kernels() (uses []KernelUse) {
 	m := &t.cfg.Model.Config
-	for _, window := range m.Windows() {
-		u := KernelUse{Window: window, Backend: t.cfg.Parallel.Backend, Kernel: strings.Join(t.att.kernels[window], ", ")}
-		for layer := range m.NumHiddenLayers {
-			if m.Window(layer) == window {
-				u.Layers = append(u.Layers, layer)
+	for _, mixer := range m.Mixers() {
+		u := KernelUse{Window: mixer.Window, Backend: t.cfg.Parallel.Backend,
+			Kernel: strings.Join(t.att.kernels[mixer], ", ")}
+		for i, l := range m.Layers() {
+			if l.Mixer == mixer {
+				u.Layers = append(u.Layers, i)
 			}
 		}
 		uses = append(uses, u)
