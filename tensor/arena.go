@@ -37,6 +37,11 @@ func NewMeter() *Arena {
 	return NewArena(1<<62, func(n int64) Memory { return virtual(n) })
 }
 
+// Within returns an arena of the memory of a dense view. It allocates from the start of the view, and must not exceed it.
+func Within(v View) *Arena {
+	return &Arena{blocks: []Memory{v.Memory()}, at: Mark{off: v.Offset() * int64(v.DType().Size())}}
+}
+
 // Alloc returns a dense view of uninitialised elements; New says how a short shape is padded.
 func (a *Arena) Alloc(dtype DType, shape ...int) View {
 	s := pad(shape)

@@ -43,92 +43,84 @@ func (m *Model) adapt(adapters map[string]*adapter) {
 	}
 }
 
-// begin notes the pass in progress, for adapters. Only a pass with gradients drops elements.
-func (m *Model) begin(a *tensor.Arena, b Batch, training bool) {
-	m.arena, m.key, m.tokens = a, b.Key, View{}
-	if training && !b.Tokens.IsZero() {
-		m.tokens = rows(b.Tokens)
-	}
-}
-
 // linear sets y to the product of x with a matrix and its adapter, plus add unless that is the zero View.
-func (m *Model) linear(y, x View, w *weight, add View) {
-	m.ops.Linear(y, x, w.w, add)
+func (p *pass) linear(y, x View, w *weight, add View) {
+	p.ops.Linear(y, x, w.w, add)
 	if w.lora == nil {
 		return
 	}
-	defer m.arena.Release(m.arena.Mark())
-	m.ops.Linear(y, m.reduced(w.lora, m.dropped(w.lora, x)), w.lora.b.w, y)
+	defer p.a.Release(p.a.Mark())
+	p.ops.Linear(y, p.reduced(w.lora, p.dropped(w.lora, x)), w.lora.b.w, y)
 }
 
 // linearDX sets dx to the gradient of x, or adds it.
-func (m *Model) linearDX(dx, dy View, w *weight, accumulate bool) {
-	m.ops.LinearDX(dx, dy, w.w, accumulate)
+func (p *pass) linearDX(dx, dy View, w *weight, accumulate bool) {
+	p.ops.LinearDX(dx, dy, w.w, accumulate)
 	l := w.lora
 	if l == nil {
 		return
 	}
-	defer m.arena.Release(m.arena.Mark())
-	du := m.reducedBack(l, dy)
-	if m.tokens.IsZero() || l.rate == 0 {
-		m.ops.LinearDX(dx, du, l.a.w, true)
+	defer p.a.Release(p.a.Mark())
+	du := p.reducedBack(l, dy)
+	if p.tokens.IsZero() || l.rate == 0 {
+		p.ops.LinearDX(dx, du, l.a.w, true)
 		return
 	}
-	d := m.arena.Alloc(m.dtype, shape(dx)...)
-	m.ops.LinearDX(d, du, l.a.w, false)
-	m.drop(l, d, d)
-	m.ops.Add(dx, d)
+	d := p.a.Alloc(p.dtype, shape(dx)...)
+	p.ops.LinearDX(d, du, l.a.w, false)
+	p.drop(l, d, d)
+	p.ops.Add(dx, d)
 }
 
 // linearDW adds to the gradients of a matrix and its adapter, unless they are frozen. The first of a fresh pass
 // overwrites that of the matrix.
-func (m *Model) linearDW(w *weight, dy, x View) {
+func (p *pass) linearDW(w *weight, dy, x View) {
 	if !w.g.IsZero() {
-		m.ops.LinearDW(w.g, dy, x, !w.fresh)
+		p.ops.LinearDW(w.g, dy, x, !w.fresh)
 		w.fresh = false
 	}
 	l := w.lora
 	if l == nil {
 		return
 	}
-	defer m.arena.Release(m.arena.Mark())
-	x = m.dropped(l, x)
+	defer p.a.Release(p.a.Mark())
+	x = p.dropped(l, x)
 	if !l.b.g.IsZero() {
-		m.ops.LinearDW(l.b.g, dy, m.reduced(l, x), true)
+		p.ops.LinearDW(l.b.g, dy, p.reduced(l, x), true)
 	}
 	if !l.a.g.IsZero() {
-		m.ops.LinearDW(l.a.g, m.reducedBack(l, dy), x, true)
+		p.ops.LinearDW(l.a.g, p.reducedBack(l, dy), x, true)
 	}
 }
 
 // reduced returns scale * A x, [1, rows, 1, r].
-func (m *Model) reduced(l *adapter, x View) View {
-	u := m.arena.Alloc(m.dtype, 1, x.Rows(), 1, l.a.w.Rows())
-	m.ops.Linear(u, x, l.a.w, View{})
-	m.ops.Affine(u, u, l.size, 0)
+func (p *pass) reduced(l *adapter, x View) View {
+	u := p.a.Alloc(p.dtype, 1, x.Rows(), 1, l.a.w.Rows())
+	p.ops.Linear(u, x, l.a.w, View{})
+	p.ops.Affine(u, u, l.size, 0)
 	return u
 }
 
 // reducedBack returns the gradient of A x.
-func (m *Model) reducedBack(l *adapter, dy View) View {
-	du := m.arena.Alloc(m.dtype, 1, dy.Rows(), 1, l.a.w.Rows())
-	m.ops.LinearDX(du, dy, l.b.w, false)
-	m.ops.Affine(du, du, l.size, 0)
+func (p *pass) reducedBack(l *adapter, dy View) View {
+	du := p.a.Alloc(p.dtype, 1, dy.Rows(), 1, l.a.w.Rows())
+	p.ops.LinearDX(du, dy, l.b.w, false)
+	p.ops.Affine(du, du, l.size, 0)
 	return du
 }
 
 // dropped returns dropout(x), or x itself without dropout.
-func (m *Model) dropped(l *adapter, x View) View {
-	if m.tokens.IsZero() || l.rate == 0 {
+func (p *pass) dropped(l *adapter, x View) View {
+	if p.tokens.IsZero() || l.rate == 0 {
 		return x
 	}
-	y := m.arena.Alloc(m.dtype, shape(x)...)
-	m.drop(l, y, x)
+	y := p.a.Alloc(p.dtype, shape(x)...)
+	p.drop(l, y, x)
 	return y
 }
 
 // drop sets y to x with the same dropped elements in each pass of a step.
-func (m *Model) drop(l *adapter, y, x View) {
-	tokens := m.tokens.Slice(tensor.Seq, m.row, m.row+x.Rows())
-	m.ops.Dropout(y, x, tokens, kernels.Dropout{P: l.rate, Key: m.key ^ l.name})
+func (p *pass) drop(l *adapter, y, x View) {
+	tokens := p.tokens.Slice(tensor.Seq, p.row, p.row+x.Rows())
+	p.ops.Dropout(y, x, tokens, kernels.Dropout{P: l.rate, Key: p.b.Key ^ l.name})
 }

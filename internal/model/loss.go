@@ -7,41 +7,41 @@ import "github.com/cprun/cprun/tensor"
 // logits are kept.
 
 // lossForward adds the sum of -log p(target) to loss. x: [B, S, 1, E], the last layer's output.
-func (m *Model) lossForward(a *tensor.Arena, b Batch, loss, x View) {
-	m.chunks(a, b, x, func(c chunk) {
-		m.logits(c)
-		if b.Rows != nil {
-			b.Rows(c.lo, c.logits)
+func (p *pass) lossForward(loss, x View) {
+	p.chunks(x, func(c chunk) {
+		p.logits(c)
+		if p.b.Rows != nil {
+			p.b.Rows(c.lo, c.logits)
 			return
 		}
-		for i := c.lo; i < c.hi && b.Each; i++ {
+		for i := c.lo; i < c.hi && p.b.Each; i++ {
 			at := i - c.lo
-			m.ops.CrossEntropy(loss.Slice(tensor.Dim, i, i+1), c.logits.Slice(tensor.Seq, at, at+1),
-				c.targets.Slice(tensor.Seq, at, at+1), 1, m.softcap, false)
+			p.ops.CrossEntropy(loss.Slice(tensor.Dim, i, i+1), c.logits.Slice(tensor.Seq, at, at+1),
+				c.targets.Slice(tensor.Seq, at, at+1), 1, p.softcap, false)
 		}
-		if b.Each {
+		if p.b.Each {
 			return
 		}
 		sum := loss
-		if len(b.Parts) > 0 {
+		if len(p.b.Parts) > 0 {
 			sum = loss.Slice(tensor.Dim, c.sum, c.sum+1)
 		}
-		m.ops.CrossEntropy(sum, c.logits, c.targets, 1, m.softcap, false)
+		p.ops.CrossEntropy(sum, c.logits, c.targets, 1, p.softcap, false)
 	})
 }
 
 // lossBackward also adds that sum, sets d to the gradient of scale times the sum with respect to x, and adds to the
 // gradients of the last norm and the head.
-func (m *Model) lossBackward(a *tensor.Arena, b Batch, loss, d, x View, scale float64) {
+func (p *pass) lossBackward(loss, d, x View, scale float64) {
 	d = rows(d)
-	m.chunks(a, b, x, func(c chunk) {
-		m.logits(c)
-		m.ops.CrossEntropy(loss, c.logits, c.targets, scale, m.softcap, true)
+	p.chunks(x, func(c chunk) {
+		p.logits(c)
+		p.ops.CrossEntropy(loss, c.logits, c.targets, scale, p.softcap, true)
 		dlogits := c.logits
-		m.linearDW(m.head, dlogits, c.n)
+		p.linearDW(p.head, dlogits, c.n)
 		dn := c.n // no longer needed
-		m.ops.LinearDX(dn, dlogits, m.head.w, false)
-		m.ops.RMSNormBackward(d.Slice(tensor.Seq, c.lo, c.hi), m.norm.g, dn, c.x, c.inv, m.norm.w, false)
+		p.ops.LinearDX(dn, dlogits, p.head.w, false)
+		p.ops.RMSNormBackward(d.Slice(tensor.Seq, c.lo, c.hi), p.norm.g, dn, c.x, c.inv, p.norm.w, false)
 	})
 }
 
@@ -56,38 +56,38 @@ type chunk struct {
 }
 
 // logits sets n = norm(x), logits = Whead n, within the soft cap.
-func (m *Model) logits(c chunk) {
-	m.ops.RMSNorm(c.n, c.inv, c.x, m.norm.w, m.cfg.RMSNormEps)
-	m.ops.Linear(c.logits, c.n, m.head.w, View{})
-	if m.softcap > 0 {
-		m.ops.SoftCap(c.logits, m.softcap)
+func (p *pass) logits(c chunk) {
+	p.ops.RMSNorm(c.n, c.inv, c.x, p.norm.w, p.cfg.RMSNormEps)
+	p.ops.Linear(c.logits, c.n, p.head.w, View{})
+	if p.softcap > 0 {
+		p.ops.SoftCap(c.logits, p.softcap)
 	}
 }
 
 // chunks calls f for each chunk, all in the same memory; never without tokens. A chunk lies in one part.
-func (m *Model) chunks(a *tensor.Arena, b Batch, x View, f func(chunk)) {
-	x, targets := rows(x), rows(b.Targets)
+func (p *pass) chunks(x View, f func(chunk)) {
+	x, targets := rows(x), rows(p.b.Targets)
 	tokens, part := x.Len(tensor.Seq), 0
 	for lo, hi := 0, 0; lo < tokens; lo = hi {
-		hi = min(lo+m.opt.LossChunk, tokens)
+		hi = min(lo+p.opt.LossChunk, tokens)
 		sum := 0
-		if len(b.Parts) > 0 {
-			for b.Parts[part].Hi <= lo {
+		if len(p.b.Parts) > 0 {
+			for p.b.Parts[part].Hi <= lo {
 				part++
 			}
-			hi, sum = min(hi, b.Parts[part].Hi), b.Parts[part].Sum
+			hi, sum = min(hi, p.b.Parts[part].Hi), p.b.Parts[part].Sum
 		}
-		mark := a.Mark()
+		mark := p.a.Mark()
 		f(chunk{
 			lo: lo, hi: hi, sum: sum,
 			x:       x.Slice(tensor.Seq, lo, hi),
 			targets: targets.Slice(tensor.Seq, lo, hi),
-			inv:     a.Alloc(m.accum, 1, hi-lo, 1, 1),
-			n:       a.Alloc(m.dtype, 1, hi-lo, 1, m.cfg.HiddenSize),
-			logits:  a.Alloc(m.dtype, 1, hi-lo, 1, m.cfg.VocabSize),
+			inv:     p.a.Alloc(p.accum, 1, hi-lo, 1, 1),
+			n:       p.a.Alloc(p.dtype, 1, hi-lo, 1, p.cfg.HiddenSize),
+			logits:  p.a.Alloc(p.dtype, 1, hi-lo, 1, p.cfg.VocabSize),
 		})
-		a.Release(mark)
-		if m.dryRun {
+		p.a.Release(mark)
+		if p.dry {
 			return // the others are no larger, and a very long sequence has many
 		}
 	}

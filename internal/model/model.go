@@ -15,42 +15,6 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Recompute selects the activations that a forward pass keeps for the backward pass. All modes give the same gradients,
-// bit for bit on a device with deterministic kernels.
-type Recompute string
-
-const (
-	// RecomputeNone keeps all activations of the backward pass.
-	RecomputeNone Recompute = "none"
-	// RecomputeSelective keeps the layer's input, O and LSE. Attention, with its quadratic cost, then runs once; norms,
-	// projections and the MLP are recomputed.
-	RecomputeSelective Recompute = "selective"
-	// RecomputeFull keeps the layer's input and recomputes the layer.
-	RecomputeFull Recompute = "full"
-)
-
-// Save selects the activations that a layer keeps for its backward pass.
-type Save int
-
-// The choices of Save, the most memory first.
-const (
-	SaveAll    Save = iota
-	SaveOutput      // input, O and LSE
-	SaveInput
-	SaveNothing // the backward pass computes the input again, from the nearest kept input below
-)
-
-// Retain is the choice for one layer.
-type Retain struct {
-	Save Save // the kept activations
-	Host bool // the hooks Keep and Bring own them between the passes
-}
-
-// HostSlots is the number of moved layers with activations on the device at once: one computes, two are on their way.
-const HostSlots = 3
-
-var saves = map[Recompute]Save{RecomputeNone: SaveAll, RecomputeSelective: SaveOutput, RecomputeFull: SaveInput}
-
 // Options trade memory for time.
 type Options struct {
 	Recompute Recompute // "": RecomputeNone
@@ -109,18 +73,10 @@ type Model struct {
 	embedBy float64   // factor of the embedding, rounded to dtype; 0: none
 	shifts  []shifted // of trained and frozen vectors, if norms multiply by 1 + weight
 
-	dryRun bool // Plan measures the memory of a pass without computing it
-
-	// These are of the pass in progress, for adapters.
-	arena  *tensor.Arena
-	key    uint64 // of Batch
-	tokens View   // of Batch, as one sequence; zero: nothing is dropped
-	row    int    // the first token of the tile
-
 	flat   *FlatLayout
 	lowest int    // the backward pass ends in this layer; -1: with the embedding
 	embed  weight // [V, E]
-	layers []layer
+	layers []*layer
 	norm   weight  // [E]
 	head   *weight // [V, E]; embed if tied
 
@@ -135,8 +91,6 @@ type weight struct {
 	fresh  bool     // the first product of the pass overwrites g
 	lora   *adapter // of a matrix; nil: none
 }
-
-type layer [hf.Roles]weight
 
 // New returns a model over the given parameters, which have the layout of cfg. cfg must be resolved and valid.
 func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Model {
@@ -166,7 +120,10 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 		m.opt.Layers = slices.Clone(opt.Layers)
 		m.opt.Layers[i].Save = SaveInput // none below computes it again
 	}
-	m.layers, m.head = make([]layer, cfg.NumHiddenLayers), &m.embed
+	for i := range cfg.NumHiddenLayers {
+		m.layers = append(m.layers, newLayer(cfg, i))
+	}
+	m.head = &m.embed
 	if !cfg.TieWordEmbeddings {
 		m.head = &weight{}
 	}
@@ -206,13 +163,16 @@ func (m *Model) at(p Param) *weight {
 	case hf.Head:
 		return m.head
 	}
-	return &m.layers[p.Layer][p.Role]
+	return m.layers[p.Layer].at(p.Role)
 }
 
 // take puts a parameter in its place, or among the adapters by the name of their matrix.
 func (m *Model) take(p Param, w weight, adapters map[string]*adapter) {
 	matrix, isB, adapts := hf.Adapted(p.Name)
 	if !adapts {
+		if p.Layer >= 0 {
+			m.layers[p.Layer].parts[p.Role] = &weight{}
+		}
 		*m.at(p) = w
 		return
 	}
@@ -260,16 +220,28 @@ type shifted struct {
 	from, to View
 }
 
+// A pass runs a model over a batch, with memory from an arena. Plan and Rehearse run one without memory.
+type pass struct {
+	*Model
+	a      *tensor.Arena
+	b      Batch
+	tokens View // b.Tokens as one sequence; zero: adapters drop nothing
+	row    int  // the first token of the tile
+	dry    bool // it only measures memory
+}
+
+func (m *Model) pass(a *tensor.Arena, b Batch) *pass { return &pass{Model: m, a: a, b: b} }
+
 // shift allocates 1 + vectors and makes the norms read them.
-func (m *Model) shift(a *tensor.Arena) {
-	for k := range m.shifts {
-		s := &m.shifts[k]
-		s.to = a.Alloc(s.from.DType(), 1, 1, 1, s.from.Size())
+func (p *pass) shift() {
+	for k := range p.shifts {
+		s := &p.shifts[k]
+		s.to = p.a.Alloc(s.from.DType(), 1, 1, 1, s.from.Size())
 		vectors := s.flat.Vectors()
-		for i, p := range s.flat.Params {
-			if s.flat.Of(i) == vectors && p.Role < hf.QueryBias {
-				p.Offset -= s.flat.Buckets[vectors].Lo
-				m.at(p).w = p.View(s.to)
+		for i, param := range s.flat.Params {
+			if s.flat.Of(i) == vectors && param.Kind == hf.Scale {
+				param.Offset -= s.flat.Buckets[vectors].Lo
+				p.at(param).w = param.View(s.to)
 			}
 		}
 	}
@@ -277,13 +249,15 @@ func (m *Model) shift(a *tensor.Arena) {
 
 // Forward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar; with Parts, to the
 // elements of a float64 vector. It keeps no activations and restores the arena.
-func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
-	defer a.Release(a.Mark())
-	x, err := m.output(a, b)
+func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error { return m.pass(a, b).forward(loss) }
+
+func (p *pass) forward(loss View) error {
+	defer p.a.Release(p.a.Mark())
+	x, err := p.output()
 	if err != nil {
 		return err
 	}
-	m.lossForward(a, b, loss, x)
+	p.lossForward(loss, x)
 	return nil
 }
 
@@ -291,12 +265,13 @@ func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
 // activations. The batch needs no targets. It keeps no activations and restores the arena.
 func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 	defer a.Release(a.Mark())
-	x, err := m.output(a, b)
+	p := m.pass(a, b)
+	x, err := p.output()
 	if err != nil {
 		return err
 	}
 	last, n := logits.Len(tensor.Seq), x.Len(tensor.Seq)
-	m.logits(chunk{
+	p.logits(chunk{
 		x:      x.Slice(tensor.Seq, n-last, n),
 		inv:    a.Alloc(m.accum, 1, last, 1, 1),
 		n:      a.Alloc(m.dtype, 1, last, 1, m.cfg.HiddenSize),
@@ -306,126 +281,131 @@ func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 }
 
 // output returns the last layer's output, [B, S, 1, E], of a pass without gradients.
-func (m *Model) output(a *tensor.Arena, b Batch) (View, error) {
-	m.shift(a)
-	m.begin(a, b, false)
-	x := [2]View{m.hidden(a, b), m.hidden(a, b)}
-	layers := make([]activations, len(m.layers)+1)
+func (p *pass) output() (View, error) {
+	p.shift()
+	x := [2]View{p.hidden(), p.hidden()}
+	layers := make([]activations, len(p.layers)+1)
 	for i := range layers {
 		layers[i].x = x[i%2]
 	}
-	return layers[len(m.layers)].x, m.layersForward(a, b, layers, NoBucket)
+	return layers[len(p.layers)].x, p.layersForward(layers, NoBucket)
 }
 
 // layersForward computes the layers, each from its x to the x of the following element. next is the first bucket after
 // that of the head.
-func (m *Model) layersForward(a *tensor.Arena, b Batch, layers []activations, next int) error {
-	if err := m.use(Embedding, m.flat.Vectors()); err != nil {
+func (p *pass) layersForward(layers []activations, next int) error {
+	if err := p.use(Embedding, p.flat.Vectors()); err != nil {
 		return err
 	}
-	m.ops.Embed(layers[0].x, m.embed.w, b.IDs)
-	if m.embedBy > 0 {
-		m.ops.Affine(layers[0].x, layers[0].x, m.embedBy, 0)
+	p.ops.Embed(layers[0].x, p.embed.w, p.b.IDs)
+	if p.embedBy > 0 {
+		p.ops.Affine(layers[0].x, layers[0].x, p.embedBy, 0)
 	}
-	if err := m.use(m.flat.Vectors(), Layer(0)); err != nil { // for all layers
+	if err := p.use(p.flat.Vectors(), Layer(0)); err != nil { // for all layers
 		return err
 	}
-	for _, s := range m.shifts {
-		m.ops.Affine(s.to, s.from, 1, 1)
+	for _, s := range p.shifts {
+		p.ops.Affine(s.to, s.from, 1, 1)
 	}
-	for i := range m.layers {
+	for i := range p.layers {
 		above := Layer(i + 1)
-		if i+1 == len(m.layers) {
-			above = m.headBucket()
+		if i+1 == len(p.layers) {
+			above = p.headBucket()
 		}
-		if err := m.use(Layer(i), above); err != nil {
+		if err := p.use(Layer(i), above); err != nil {
 			return err
 		}
-		if err := m.layerForward(a, i, b, layers[i+1].x, layers[i], false); err != nil {
+		if err := p.layerForward(i, layers[i+1].x, layers[i], false); err != nil {
 			return fmt.Errorf("layer %d forward: %w", i, err)
 		}
 		if layers[i].host {
-			m.opt.Hooks.Keep(i, layers[i].saved)
+			p.opt.Hooks.Keep(i, layers[i].moved)
 		}
 	}
-	return m.use(m.headBucket(), next)
+	return p.use(p.headBucket(), next)
 }
 
-func (m *Model) use(bucket, next int) error {
-	if m.opt.Hooks.Use == nil {
+func (p *pass) use(bucket, next int) error {
+	if p.opt.Hooks.Use == nil {
 		return nil
 	}
-	return m.opt.Hooks.Use(bucket, next)
+	return p.opt.Hooks.Use(bucket, next)
 }
 
-func (m *Model) headBucket() int {
-	if m.cfg.TieWordEmbeddings {
+func (p *pass) headBucket() int {
+	if p.cfg.TieWordEmbeddings {
 		return Embedding
 	}
-	return m.flat.Head()
+	return p.flat.Head()
 }
 
 // ForwardBackward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar, and the gradient
 // of scale times that sum to the gradients of the parameters. It restores the arena.
 func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float64) error {
-	defer a.Release(a.Mark())
-	m.shift(a)
-	m.begin(a, b, true)
+	return m.pass(a, b).forwardBackward(loss, scale)
+}
+
+func (p *pass) forwardBackward(loss View, scale float64) error {
+	defer p.a.Release(p.a.Mark())
+	p.shift()
+	if !p.b.Tokens.IsZero() { // only a pass with gradients drops elements
+		p.tokens = rows(p.b.Tokens)
+	}
 	// The gradient d between layers is updated in place. It is below the layers in the arena, which are released one by
 	// one.
-	d, layers, visits := m.hidden(a, b), m.place(a, b), m.visits()
-	last, first := layers[len(m.layers)], NoBucket
+	d, layers, visits := p.hidden(), p.place(), p.visits()
+	last, first := layers[len(p.layers)], NoBucket
 	if len(visits) > 0 {
 		first = Layer(visits[0].layer)
 	}
-	if err := m.layersForward(a, b, layers, first); err != nil {
+	if err := p.layersForward(layers, first); err != nil {
 		return err
 	}
-	if err := m.headBackward(a, b, loss, d, last.x, scale); err != nil {
+	if err := p.headBackward(loss, d, last.x, scale); err != nil {
 		return err
 	}
-	a.Release(last.mark)
+	p.a.Release(last.mark)
 	for n, v := range visits {
 		next := NoBucket
 		if n+1 < len(visits) {
 			next = Layer(visits[n+1].layer)
 		}
-		if err := m.use(Layer(v.layer), next); err != nil {
+		if err := p.use(Layer(v.layer), next); err != nil {
 			return err
 		}
-		if err := m.visit(a, b, d, layers, v); err != nil {
+		if err := p.visit(d, layers, v); err != nil {
 			return err
 		}
 	}
-	if err := m.doneGrads(m.flat.Vectors()); err != nil {
+	if err := p.doneGrads(p.flat.Vectors()); err != nil {
 		return err
 	}
-	if !m.cfg.TieWordEmbeddings {
-		m.beginGrads(Embedding)
+	if !p.cfg.TieWordEmbeddings {
+		p.beginGrads(Embedding)
 	}
-	if m.embed.g.IsZero() {
-		return m.doneGrads(Embedding)
+	if p.embed.g.IsZero() {
+		return p.doneGrads(Embedding)
 	}
-	if m.embedBy > 0 {
-		m.ops.Affine(d, d, m.embedBy, 0)
+	if p.embedBy > 0 {
+		p.ops.Affine(d, d, p.embedBy, 0)
 	}
-	m.embedBackward(a, d, b.IDs)
-	return m.doneGrads(Embedding)
+	p.embedBackward(d)
+	return p.doneGrads(Embedding)
 }
 
 // embedBackward adds the gradient of the lookup, except to the row of padding, which it saves and restores.
-func (m *Model) embedBackward(a *tensor.Arena, d, ids View) {
-	pad := m.cfg.PaddingRow()
+func (p *pass) embedBackward(d View) {
+	pad := p.cfg.PaddingRow()
 	if pad < 0 {
-		m.ops.EmbedBackward(m.embed.g, d, ids)
+		p.ops.EmbedBackward(p.embed.g, d, p.b.IDs)
 		return
 	}
-	defer a.Release(a.Mark())
-	row := m.embed.g.Slice(tensor.Seq, pad, pad+1)
-	before := a.Alloc(row.DType(), shape(row)...)
-	m.ops.Copy(before, row)
-	m.ops.EmbedBackward(m.embed.g, d, ids)
-	m.ops.Copy(row, before)
+	defer p.a.Release(p.a.Mark())
+	row := p.embed.g.Slice(tensor.Seq, pad, pad+1)
+	before := p.a.Alloc(row.DType(), shape(row)...)
+	p.ops.Copy(before, row)
+	p.ops.EmbedBackward(p.embed.g, d, p.b.IDs)
+	p.ops.Copy(row, before)
 }
 
 // A visit of the backward pass computes the output of a layer again, or goes back through it.
@@ -436,9 +416,9 @@ type visit struct {
 
 // visits returns the backward pass. A layer with a kept input and those above it without one are a segment: from below,
 // their inputs are computed first.
-func (m *Model) visits() (list []visit) {
-	for top, i := len(m.layers)-1, len(m.layers)-1; i >= max(m.lowest, 0); i-- {
-		if m.opt.Layers[i].Save == SaveNothing {
+func (p *pass) visits() (list []visit) {
+	for top, i := len(p.layers)-1, len(p.layers)-1; i >= max(p.lowest, 0); i-- {
+		if p.opt.Layers[i].Save == SaveNothing {
 			continue
 		}
 		for k := i; k < top; k++ {
@@ -451,40 +431,40 @@ func (m *Model) visits() (list []visit) {
 	return list
 }
 
-func (m *Model) visit(a *tensor.Arena, b Batch, d View, layers []activations, v visit) error {
+func (p *pass) visit(d View, layers []activations, v visit) error {
 	i, s := v.layer, &layers[v.layer]
 	if s.host {
 		s.host = false
-		m.opt.Hooks.Bring(i, s.saved)
+		p.opt.Hooks.Bring(i, s.moved)
 	}
 	if v.again {
-		if err := m.layerForward(a, i, b, layers[i+1].x, *s, true); err != nil {
+		if err := p.layerForward(i, layers[i+1].x, *s, true); err != nil {
 			return fmt.Errorf("layer %d forward: %w", i, err)
 		}
 		return nil
 	}
-	m.beginGrads(Layer(i))
-	if err := m.layerBackward(a, i, b, d, *s); err != nil {
+	p.beginGrads(Layer(i))
+	if err := p.layerBackward(i, d, *s); err != nil {
 		return fmt.Errorf("layer %d backward: %w", i, err)
 	}
-	a.Release(s.mark)
-	return m.doneGrads(Layer(i))
+	p.a.Release(s.mark)
+	return p.doneGrads(Layer(i))
 }
 
 // headBackward computes the loss, and its gradients down to d, the gradient of the last layer's output.
-func (m *Model) headBackward(a *tensor.Arena, b Batch, loss, d, x View, scale float64) error {
-	m.beginGrads(m.flat.Head())
-	m.beginGrads(m.flat.Vectors())
-	if m.cfg.TieWordEmbeddings {
-		m.beginGrads(Embedding)
+func (p *pass) headBackward(loss, d, x View, scale float64) error {
+	p.beginGrads(p.flat.Head())
+	p.beginGrads(p.flat.Vectors())
+	if p.cfg.TieWordEmbeddings {
+		p.beginGrads(Embedding)
 	}
-	m.lossBackward(a, b, loss, d, x, scale)
-	return m.doneGrads(m.flat.Head())
+	p.lossBackward(loss, d, x, scale)
+	return p.doneGrads(p.flat.Head())
 }
 
 // hidden returns a view for the input of a layer, [B, S, 1, E].
-func (m *Model) hidden(a *tensor.Arena, b Batch) View {
-	return a.Alloc(m.dtype, b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq), 1, m.cfg.HiddenSize)
+func (p *pass) hidden() View {
+	return p.a.Alloc(p.dtype, p.b.IDs.Len(tensor.Batch), p.b.IDs.Len(tensor.Seq), 1, p.cfg.HiddenSize)
 }
 
 // Hooks report the progress of passes through the buckets, so that weights can arrive and gradients leave during a

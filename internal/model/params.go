@@ -27,7 +27,7 @@ type Param struct {
 
 // NewParam returns the parameter of a tensor, without a place.
 func NewParam(t hf.Tensor, cfg *hf.Config) Param {
-	p, matrix := Param{Tensor: t}, len(t.Shape) == 2
+	p, matrix := Param{Tensor: t}, t.Kind == hf.Product
 	_, isB, adapts := hf.Adapted(t.Name)
 	p.Product = matrix && !adapts && (t.Role != hf.Embedding || cfg.TieWordEmbeddings)
 	switch {
@@ -36,7 +36,7 @@ func NewParam(t hf.Tensor, cfg *hf.Config) Param {
 	case adapts:
 	case matrix:
 		p.Std = cmp.Or(cfg.InitializerRange, 0.02)
-	case !cfg.Family().ZeroCentred && !t.Role.IsBias():
+	case !cfg.Family().ZeroCentred && t.Kind == hf.Scale:
 		p.Mean = 1
 	}
 	return p
@@ -74,7 +74,7 @@ func Count(params []Param) int64 {
 // View returns the parameter's window onto a flat buffer: [1, out, 1, in], or [1, 1, 1, n].
 func (p Param) View(flat View) View {
 	v := flat.Reshape([4]int{1, 1, 1, flat.Size()}).Slice(tensor.Dim, int(p.Offset), int(p.Offset)+p.Size())
-	if len(p.Shape) == 2 {
+	if p.Kind == hf.Product {
 		return v.Reshape([4]int{1, p.Shape[0], 1, p.Shape[1]})
 	}
 	return v
@@ -155,9 +155,9 @@ func (p *Params) weight(i int, param Param) weight {
 	inBucket.Offset -= p.Layout.Buckets[bucket].Lo
 	w := weight{}
 	switch {
-	case len(param.Shape) == 2 && p.BucketCompute != nil:
+	case param.Kind == hf.Product && p.BucketCompute != nil:
 		w.w = inBucket.View(p.BucketCompute[bucket])
-	case len(param.Shape) == 2:
+	case param.Kind == hf.Product:
 		w.w = param.View(p.Compute)
 	case !p.Vectors.IsZero():
 		w.w = inBucket.View(p.Vectors)
@@ -165,7 +165,7 @@ func (p *Params) weight(i int, param Param) weight {
 		w.w = param.View(p.Weights)
 	}
 	switch {
-	case !p.Unread.IsZero() && len(param.Shape) == 1:
+	case !p.Unread.IsZero() && param.Kind != hf.Product:
 		inBucket.Offset = 0
 		w.g = inBucket.View(p.Unread)
 	case p.BucketGrads != nil:

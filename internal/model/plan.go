@@ -1,7 +1,7 @@
 package model
 
 import (
-	"slices"
+	"cmp"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model/hf"
@@ -25,21 +25,19 @@ type Memory struct {
 // matches the run.
 func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType) Memory {
 	m := phantomModel(cfg, nopOps{}, nopAttention{}, opt, dtype)
-	m.dryRun = true
-	var plan Memory
-	for _, v := range slices.Concat(m.saved(batch, localTokens)...) {
-		plan.Host += int64(v.Size()) * int64(v.DType().Size())
-	}
 	b, loss := phantomBatch(cfg, batch, localTokens)
-
-	train, validate := tensor.NewMeter(), tensor.NewMeter()
-	if err := m.ForwardBackward(train, b, loss, 1); err != nil {
+	var plan Memory
+	for _, s := range m.pass(tensor.NewMeter(), b).place() {
+		for _, v := range s.moved {
+			plan.Host += int64(v.Size()) * int64(v.DType().Size())
+		}
+	}
+	train, validate := m.pass(tensor.NewMeter(), b), m.pass(tensor.NewMeter(), b)
+	train.dry, validate.dry = true, true
+	if err := cmp.Or(train.forwardBackward(loss, 1), validate.forward(loss)); err != nil {
 		panic("model: a plan met an error, which its operations do not return: " + err.Error())
 	}
-	if err := m.Forward(validate, b, loss); err != nil {
-		panic("model: a plan met an error, which its operations do not return: " + err.Error())
-	}
-	plan.Activations, plan.Validation = train.Peak(), validate.Peak()
+	plan.Activations, plan.Validation = train.a.Peak(), validate.a.Peak()
 	return plan
 }
 

@@ -106,7 +106,7 @@ func InAdapter(t Tensor) Tensor {
 }
 
 // linears reports whether a tensor is a matrix of a layer, to which LoRA applies.
-func linears(t Tensor) bool { return t.Layer >= 0 && len(t.Shape) == 2 }
+func linears(t Tensor) bool { return t.Layer >= 0 && t.Kind == Product }
 
 // Adapters lists the tensors of the adapters: A [r, in] and B [out, r] of each targeted matrix in files, with the role
 // of its first rows and its layer.

@@ -62,10 +62,10 @@ func (c *Config) checkFamily(f *faults) {
 	if family == nil {
 		return
 	}
-	if c.AttentionBias && family.Tensors[QueryBias] == "" {
+	if c.AttentionBias && family.Tensors[Query.Bias()] == "" {
 		f.add("attention_bias", "true is not supported: %s has no bias in attention", family.Name)
 	}
-	if c.MLPBias && family.Tensors[GateBias] == "" {
+	if c.MLPBias && family.Tensors[Gate.Bias()] == "" {
 		f.add("mlp_bias", "true is not supported: %s has no bias in the MLP", family.Name)
 	}
 	switch other := func(v int) bool { return v != 0 && v != 1 }; {

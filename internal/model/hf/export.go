@@ -260,10 +260,10 @@ func (c *Config) keys(dir string, dtype safetensors.DType) (map[string]any, erro
 		m["query_pre_attn_scalar"] = cmp.Or(c.QueryPreAttnScalar, float64(c.HeadDim))
 	}
 	maps.Copy(m, f.Export)
-	if f.Tensors[QueryBias] != "" && !f.Biased {
+	if f.Tensors[Query.Bias()] != "" && !f.Biased {
 		m["attention_bias"] = c.AttentionBias
 	}
-	if f.Tensors[GateBias] != "" {
+	if f.Tensors[Gate.Bias()] != "" {
 		m["mlp_bias"] = c.MLPBias
 	}
 	if f.NoRope > 0 {

@@ -46,49 +46,34 @@ type Family struct {
 	Export map[string]any
 }
 
-// A Role is the use of a tensor in a model.
-type Role int
+// A Role is the use of a parameter in a model or a layer, and the key of its name in a Family.
+type Role string
 
-// InputNorm and the following roles exist in each layer.
+// These are the parameters outside the layers.
 const (
-	Embedding Role = iota // [vocab, hidden]
-	Head                  // [vocab, hidden]; absent if tied to the embedding
-	Norm                  // [hidden]: before the head
-
-	InputNorm // [hidden]: before attention
-	PostNorm  // [hidden]: before the MLP
-	// AttentionNorm and MLPNorm are of the results of attention and of the MLP, before the sums; not in all families.
-	AttentionNorm // [hidden]
-	MLPNorm       // [hidden]
-	QueryNorm     // [head dim]: of RMSNorms over each head, before rotation; not in all families
-	KeyNorm       // like QueryNorm
-
-	Query  // [heads * head dim, hidden]
-	Key    // [key and value heads * head dim, hidden]
-	Value  // like Key
-	Output // [hidden, heads * head dim]
-	Gate   // [intermediate, hidden]
-	Up     // [intermediate, hidden]
-	Down   // [hidden, intermediate]
-
-	QueryBias // [out]: added to the projection; not in all families
-	KeyBias
-	ValueBias
-	OutputBias
-	GateBias
-	UpBias
-	DownBias
-	Roles = int(DownBias) + 1
+	Embedding Role = "embedding" // [vocab, hidden]
+	Head      Role = "head"      // [vocab, hidden]; absent if tied to the embedding
+	Norm      Role = "norm"      // [hidden]: before the head
 )
 
-// Bias returns the role of a projection's bias.
-func (r Role) Bias() Role { return r - Query + QueryBias }
+// Names are a family's tensor names in files; those of a layer follow Family.Layer. A family may lack optional parts.
+type Names map[Role]string
 
-// IsBias reports whether a role is the bias of a projection.
-func (r Role) IsBias() bool { return r >= QueryBias && r <= DownBias }
+// with returns the names with others added or in place of some.
+func (n Names) with(others Names) Names {
+	all := maps.Clone(n)
+	maps.Copy(all, others)
+	return all
+}
 
-// Names are a family's tensor names in files, by Role; "" if the family lacks the tensor.
-type Names [Roles]string
+// biases returns the names with those of the biases of some projections.
+func (n Names) biases(roles ...Role) Names {
+	all := maps.Clone(n)
+	for _, r := range roles {
+		all[r.Bias()] = strings.TrimSuffix(n[r], "weight") + "bias"
+	}
+	return all
+}
 
 // Fused is a tensor in files with the rows of several parameters, one after the other.
 type Fused struct {
@@ -99,8 +84,9 @@ type Fused struct {
 // Tensor is a parameter of a model. Layer is -1 outside the layers.
 type Tensor struct {
 	Name  string // in files, unless it is a part of Whole
-	Shape []int  // [out, in] of a matrix, [n] of a norm
+	Shape []int  // [out, in] of a matrix, [n] of a vector
 	Role  Role
+	Kind  Kind
 	Layer int
 
 	Whole     string // the tensor in files with its rows and others; "" for none
@@ -127,95 +113,63 @@ func (t Tensor) inFiles() (whole Tensor, before int64) {
 	return Tensor{Name: t.Whole, Shape: []int{t.Rows, cols}}, int64(t.Row) * int64(cols)
 }
 
-// Tensors lists the parameters of a model: the embedding, the matrices of each layer, the head, then all vectors.
+// Tensors lists the parameters of a model: the embedding, the matrices of each layer, the head, then all vectors. The
+// order is that of checkpoints.
 func (c *Config) Tensors() []Tensor {
 	f := c.Family()
 	var list []Tensor
-	add := func(layer int, roles ...Role) {
-		prefix := fmt.Sprintf(f.Layer, layer)
-		for _, r := range roles {
-			name := f.Tensors[r]
-			if name == "" || !c.has(r) {
+	add := func(layer int, kind Kind, parts ...Part) {
+		for _, p := range parts {
+			name := f.Tensors[p.Role]
+			if name == "" || p.Kind != kind {
 				continue
 			}
-			t := Tensor{Name: name, Shape: c.shape(r), Role: r, Layer: layer}
-			if layer >= 0 {
-				t.Name = prefix + name
-				c.fuse(&t)
-			} else if r != Norm {
+			t := Tensor{Name: name, Shape: p.Shape, Role: p.Role, Kind: p.Kind, Layer: layer}
+			switch {
+			case layer >= 0:
+				t.Name = fmt.Sprintf(f.Layer, layer) + name
+				c.fuse(&t, parts)
+			case kind == Product:
 				t.FileRows = c.FileVocab
 			}
 			list = append(list, t)
 		}
 	}
-	add(-1, Embedding)
-	for layer := range c.NumHiddenLayers {
-		add(layer, Query, Key, Value, Output, Gate, Up, Down)
+	layers, rows := c.Layers(), []int{c.VocabSize, c.HiddenSize}
+	parts := make([][]Part, len(layers))
+	for i, l := range layers {
+		parts[i] = l.Parts(c.HiddenSize)
+	}
+	add(-1, Product, Part{Embedding, Product, rows, false})
+	for i := range layers {
+		add(i, Product, parts[i]...)
 	}
 	if !c.TieWordEmbeddings {
-		add(-1, Head)
+		add(-1, Product, Part{Head, Product, rows, false})
 	}
-	for layer := range c.NumHiddenLayers {
-		add(layer, InputNorm, QueryNorm, KeyNorm, AttentionNorm, PostNorm, MLPNorm)
-		add(layer, QueryBias, KeyBias, ValueBias, OutputBias, GateBias, UpBias, DownBias)
+	for i := range layers {
+		add(i, Scale, parts[i]...)
+		add(i, Bias, parts[i]...)
 	}
-	add(-1, Norm)
+	add(-1, Scale, Part{Norm, Scale, []int{c.HiddenSize}, false})
 	return list
 }
 
 // fuse finds the place of t in a fused tensor.
-func (c *Config) fuse(t *Tensor) {
+func (c *Config) fuse(t *Tensor, parts []Part) {
 	f := c.Family()
 	for _, fused := range f.Fused {
 		for _, r := range fused.Roles {
 			if r == t.Role {
 				t.Whole, t.Row = fmt.Sprintf(f.Layer, t.Layer)+fused.Name, t.Rows
 			}
-			t.Rows += c.shape(r)[0]
+			t.Rows += parts[slices.IndexFunc(parts, func(p Part) bool { return p.Role == r })].Shape[0]
 		}
 		if t.Whole != "" {
 			return
 		}
 		t.Rows = 0
 	}
-}
-
-// has reports whether the model has a tensor of its family.
-func (c *Config) has(r Role) bool {
-	switch r {
-	case QueryBias, KeyBias, ValueBias, OutputBias:
-		return c.AttentionBias || c.Family().Biased
-	case GateBias, UpBias, DownBias:
-		return c.MLPBias
-	}
-	return true
-}
-
-func (c *Config) shape(r Role) []int {
-	q, kv := c.NumAttentionHeads*c.HeadDim, c.NumKeyValueHeads*c.HeadDim
-	switch r {
-	case Embedding, Head:
-		return []int{c.VocabSize, c.HiddenSize}
-	case Query:
-		return []int{q, c.HiddenSize}
-	case Key, Value:
-		return []int{kv, c.HiddenSize}
-	case Output:
-		return []int{c.HiddenSize, q}
-	case Gate, Up:
-		return []int{c.IntermediateSize, c.HiddenSize}
-	case Down:
-		return []int{c.HiddenSize, c.IntermediateSize}
-	case QueryNorm, KeyNorm:
-		return []int{c.HeadDim}
-	case QueryBias:
-		return []int{q}
-	case KeyBias, ValueBias:
-		return []int{kv}
-	case GateBias, UpBias:
-		return []int{c.IntermediateSize}
-	}
-	return []int{c.HiddenSize}
 }
 
 // Defaults are the values of transformers for keys absent from config.json.
@@ -251,17 +205,13 @@ type Windows struct {
 	Foreign bool
 }
 
-// optional has the roles that a family may lack.
-var optional = map[Role]bool{QueryNorm: true, KeyNorm: true, AttentionNorm: true, MLPNorm: true,
-	QueryBias: true, KeyBias: true, ValueBias: true, OutputBias: true, GateBias: true, UpBias: true, DownBias: true}
-
 var families = map[string]*Family{}
 
 // Register adds a family at program start. It panics for a second family of that name, or if a name is missing.
 func Register(f Family) {
 	missing := f.Name == "" || f.Class == "" || f.Layer == ""
-	for role, name := range f.Tensors {
-		missing = missing || name == "" && !optional[Role(role)]
+	for _, p := range append((Layer{}).Parts(0), Part{Role: Embedding}, Part{Role: Head}, Part{Role: Norm}) {
+		missing = missing || f.Tensors[p.Role] == "" && !p.Optional
 	}
 	if missing {
 		panic(fmt.Sprintf("hf: family %q lacks a name", f.Name))
@@ -327,16 +277,11 @@ var llamaNames = Names{
 	Gate:   "mlp.gate_proj.weight", Up: "mlp.up_proj.weight", Down: "mlp.down_proj.weight",
 }
 
+// headNorms names the norms of heads.
+var headNorms = Names{QueryNorm: "self_attn.q_norm.weight", KeyNorm: "self_attn.k_norm.weight"}
+
 // llamaLayer prefixes a layer's tensors in llama.
 const llamaLayer = "model.layers.%d."
-
-// biases returns the names with those of the biases of some projections.
-func (n Names) biases(roles ...Role) Names {
-	for _, r := range roles {
-		n[r.Bias()] = strings.TrimSuffix(n[r], "weight") + "bias"
-	}
-	return n
-}
 
 func init() {
 	Register(Family{
@@ -351,8 +296,7 @@ func init() {
 const Qwen3 = "qwen3"
 
 func init() {
-	names := llamaNames.biases(Query, Key, Value, Output)
-	names[QueryNorm], names[KeyNorm] = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
+	names := llamaNames.biases(Query, Key, Value, Output).with(headNorms)
 	windows := Windows{Default: 4096, Asked: true, From: 28}
 	Register(Family{
 		Name: Qwen3, Class: "Qwen3ForCausalLM", About: "qwen3 is llama with an RMSNorm on each query and key " +

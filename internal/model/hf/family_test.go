@@ -11,7 +11,7 @@ func TestFamiliesAreRegisteredOnceAndWhole(t *testing.T) {
 		t.Errorf("families are %v", got)
 	}
 	nameless := *families[Llama]
-	nameless.Name, nameless.Tensors[Down] = "nameless", ""
+	nameless.Name, nameless.Tensors = "nameless", nameless.Tensors.with(Names{Down: ""})
 	for what, f := range map[string]Family{"a family twice": *families[Llama], "a family without a tensor's name": nameless} {
 		func() {
 			defer func() {

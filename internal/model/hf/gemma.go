@@ -9,9 +9,10 @@ const (
 )
 
 func init() {
-	names := llamaNames
-	names[AttentionNorm], names[MLPNorm] = "post_attention_layernorm.weight", "post_feedforward_layernorm.weight"
-	names[PostNorm] = "pre_feedforward_layernorm.weight"
+	names := llamaNames.with(Names{
+		AttentionNorm: "post_attention_layernorm.weight",
+		PostNorm:      "pre_feedforward_layernorm.weight", MLPNorm: "post_feedforward_layernorm.weight",
+	})
 	f := Family{
 		Name: Gemma2, Class: "Gemma2ForCausalLM", About: "gemma2 adds norms of the results of attention and MLP, " +
 			"soft caps, GELU and a scaled embedding", Tensors: names, Layer: llamaLayer,
@@ -27,7 +28,7 @@ func init() {
 	f.Name, f.Class = Gemma3, "Gemma3ForCausalLM"
 	f.About = "gemma3_text has head norms in place of the soft cap of scores, and rotates layers with a window by a " +
 		"base of their own"
-	f.Tensors[QueryNorm], f.Tensors[KeyNorm] = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
+	f.Tensors = names.with(headNorms)
 	f.Defaults = Defaults{
 		Vocab: 262208, Heads: 8, KVHeads: 4, HeadDim: 256, Positions: 131072, TieWordEmbeddings: true,
 		QueryPreAttnScalar: 256, RopeTheta: 1e6, RopeLocal: 1e4, Pad: 1,

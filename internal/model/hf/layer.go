@@ -15,18 +15,104 @@ type Mixer struct {
 	Heads, KVHeads int
 	Dim, DimV      int // of a head: of q and k, and of v
 	Window         int // earlier keys that a query sees; -1: all
+	Bias           bool
 }
 
 // An MLP describes the branch that treats each token alone.
 type MLP struct {
 	Width int // of gate and up
+	Bias  bool
+}
+
+// A Part is a parameter of a branch, or of the model outside the layers.
+type Part struct {
+	Role     Role
+	Kind     Kind
+	Shape    []int // [out, in] of a Product, else [n]
+	Optional bool  // families may lack it
+}
+
+// Kind says what the operations do with a part.
+type Kind int
+
+// The kinds of parts. All but products are vectors.
+const (
+	Product Kind = iota // a matrix
+	Scale               // of a norm
+	Bias                // added to a product
+)
+
+// These are the parts of attention. The biases follow attention_bias.
+const (
+	InputNorm     Role = "input norm"
+	QueryNorm     Role = "query norm" // of each head, before rotation
+	KeyNorm       Role = "key norm"
+	AttentionNorm Role = "attention norm" // of the result, before the sum
+	Query         Role = "query"
+	Key           Role = "key"
+	Value         Role = "value"
+	Output        Role = "output"
+)
+
+// These are the parts of a gated MLP. The biases follow mlp_bias.
+const (
+	PostNorm Role = "post norm" // before the MLP
+	MLPNorm  Role = "mlp norm"  // of the result, before the sum
+	Gate     Role = "gate"
+	Up       Role = "up"
+	Down     Role = "down"
+)
+
+// Bias returns the role of a projection's bias.
+func (r Role) Bias() Role { return r + " bias" }
+
+// Parts lists the parameters of a layer, those of the mixer first. Files, buckets, adapters, exports and plans follow
+// from the list.
+func (l Layer) Parts(hidden int) []Part { return append(l.Mixer.parts(hidden), l.MLP.parts(hidden)...) }
+
+func (m Mixer) parts(hidden int) []Part {
+	q, k, v, o := m.Heads*m.Dim, m.KVHeads*m.Dim, m.KVHeads*m.DimV, m.Heads*m.DimV
+	list := []Part{
+		{InputNorm, Scale, []int{hidden}, false},
+		{QueryNorm, Scale, []int{m.Dim}, true},
+		{KeyNorm, Scale, []int{m.Dim}, true},
+		{AttentionNorm, Scale, []int{hidden}, true},
+		{Query, Product, []int{q, hidden}, false},
+		{Key, Product, []int{k, hidden}, false},
+		{Value, Product, []int{v, hidden}, false},
+		{Output, Product, []int{hidden, o}, false},
+	}
+	return biased(list, m.Bias)
+}
+
+func (m MLP) parts(hidden int) []Part {
+	list := []Part{
+		{PostNorm, Scale, []int{hidden}, false},
+		{MLPNorm, Scale, []int{hidden}, true},
+		{Gate, Product, []int{m.Width, hidden}, false},
+		{Up, Product, []int{m.Width, hidden}, false},
+		{Down, Product, []int{hidden, m.Width}, false},
+	}
+	return biased(list, m.Bias)
+}
+
+// biased adds the biases of the products, which families may lack.
+func biased(list []Part, biases bool) []Part {
+	for _, p := range list {
+		if biases && p.Kind == Product {
+			list = append(list, Part{p.Role.Bias(), Bias, p.Shape[:1], true})
+		}
+	}
+	return list
 }
 
 // Layer describes layer i.
 func (c *Config) Layer(i int) Layer {
+	f := families[c.Architecture] // nil in a config with faults
 	l := Layer{
-		Mixer: Mixer{Heads: c.NumAttentionHeads, KVHeads: c.NumKeyValueHeads, Dim: c.HeadDim, DimV: c.HeadDim, Window: -1},
-		MLP:   MLP{Width: c.IntermediateSize},
+		Mixer: Mixer{Heads: c.NumAttentionHeads, KVHeads: c.NumKeyValueHeads, Dim: c.HeadDim, DimV: c.HeadDim, Window: -1,
+			Bias: c.AttentionBias || f != nil && f.Biased},
+		MLP: MLP{Width: c.IntermediateSize, Bias: c.MLPBias},
 	}
 	if c.SlidingWindow > 0 && (len(c.LayerTypes) == 0 || c.LayerTypes[i] == SlidingAttention) {
 		l.Mixer.Window = c.SlidingWindow - 1

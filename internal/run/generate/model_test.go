@@ -137,7 +137,7 @@ func randomModel(r *rand.Rand) *hf.Config {
 // chooseOfFamily sets random options that few families have.
 func chooseOfFamily(c *hf.Config, r *rand.Rand) {
 	f := c.Family()
-	c.AttentionBias = f.Tensors[hf.QueryBias] != "" && r.IntN(2) == 0
+	c.AttentionBias = f.Tensors[hf.Query.Bias()] != "" && r.IntN(2) == 0
 	c.MLPBias = f.Tensors[hf.GateBias] != "" && r.IntN(2) == 0
 	if f.NoRope > 0 {
 		c.NoRopeLayers = hf.NoRopeLayers(c.NumHiddenLayers, 1+r.IntN(3))

@@ -1,0 +1,210 @@
+package model
+
+import (
+	"iter"
+	"slices"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/tensor"
+)
+
+// tileRows is the number of tokens whose row-wise activations exist at once, unless the layer keeps them. Longer matrix
+// products are no faster.
+const tileRows = 16384
+
+// A layer is two branches, a mixer across tokens and an mlp for each token alone:
+//
+//	h = x + mixer(x),  out = h + mlp(h)
+//
+// Branches receive the residual instead of returning a summand, so that a sum and the norm after it, or a product and
+// the sum after it, are one operation.
+type layer struct {
+	hf.Layer
+	index int
+	parts map[hf.Role]*weight
+	mixer mixer
+	mlp   mlp
+}
+
+// A mixer first computes s.out for all tokens, which recomputation may keep, and then its summand tile by tile.
+type mixer interface {
+	views(m *Model, s *activations) []saved
+	// forward sets s.out; if that is known, only what its gradient needs.
+	forward(p *pass, s *activations, known bool) error
+	// output sets t.h to the summand.
+	output(p *pass, t *activations)
+	// outputBackward sets do, the gradient of t.out, from d, that of h.
+	outputBackward(p *pass, do, d View, t *activations)
+	// backward adds the gradient of x to d, given do.
+	backward(p *pass, d, do View, s *activations) error
+}
+
+// An mlp works on tiles. t.h holds the mixer's summand until forward adds t.x.
+type mlp interface {
+	views(m *Model, t *activations) []saved
+	// forward sets out. Without it, the pass only needs the views for backward.
+	forward(p *pass, t *activations, out View)
+	// backward replaces d, the gradient of out, by that of h. It may overwrite t.
+	backward(p *pass, d View, t *activations)
+}
+
+func newLayer(cfg *hf.Config, i int) *layer {
+	l := &layer{Layer: cfg.Layer(i), index: i, parts: map[hf.Role]*weight{}}
+	l.mixer, l.mlp = &attend{l}, &gatedMLP{l}
+	return l
+}
+
+// at returns a part, without memory if the layer lacks it.
+func (l *layer) at(r hf.Role) *weight {
+	if w := l.parts[r]; w != nil {
+		return w
+	}
+	return &weight{}
+}
+
+// copies returns 1 if the layer has an optional part, else 0.
+func (l *layer) copies(r hf.Role) int {
+	if l.parts[r] == nil {
+		return 0
+	}
+	return 1
+}
+
+// activations are the tensors of one layer for its backward pass. Retain selects those kept from the forward pass.
+// Others are zero until they are computed again.
+type activations struct {
+	mark  tensor.Mark // start of this layer in the arena
+	host  bool        // the hooks Keep and Bring move it
+	moved []View      // its views for these
+	all   bool        // SaveAll
+
+	x   View              // [B, S, 1, E], the layer's input
+	out attention.Partial // the mixer's result before its product: [B, S, H, D], and [B, S, H, 1]
+	h   View              // [B, S, 1, E]: the mixer's summand, then the MLP's input
+	attendViews
+	mlpViews
+}
+
+// A group of views exists at the same time.
+type group int
+
+// SaveInput keeps the first group, SaveOutput the first two, SaveAll all but the last.
+const (
+	ofInput     group = iota
+	ofOutput          // of the mixer, before its product
+	ofMixer           // of the mixer, for its gradient
+	ofMixerTile       // of the mixer's input, row by row: all tokens or one tile
+	ofTile            // of the rest, row by row
+	ofAgain           // of a tile that is computed again
+)
+
+// A saved view is [B, S, heads, dim]. With 0 heads the layer lacks it.
+type saved struct {
+	at         *View
+	dtype      tensor.DType
+	heads, dim int
+	group      group
+}
+
+func (m *Model) views(l *layer, s *activations) []saved {
+	list := []saved{{&s.x, m.dtype, 1, m.cfg.HiddenSize, ofInput}, {&s.h, m.dtype, 1, m.cfg.HiddenSize, ofTile}}
+	return slices.Concat(list, l.mixer.views(m, s), l.mlp.views(m, s))
+}
+
+// alloc allocates the missing views of the groups lo to hi.
+func (m *Model) alloc(a *tensor.Arena, l *layer, s *activations, lo, hi group, batch, seq int) {
+	for _, v := range m.views(l, s) {
+		if v.group >= lo && v.group <= hi && v.heads > 0 && v.at.IsZero() {
+			*v.at = a.Alloc(v.dtype, batch, seq, v.heads, v.dim)
+		}
+	}
+}
+
+func (p *pass) alloc(l *layer, s *activations, lo, hi group) {
+	p.Model.alloc(p.a, l, s, lo, hi, p.b.IDs.Len(tensor.Batch), p.b.IDs.Len(tensor.Seq))
+}
+
+func (p *pass) allocTile(l *layer, s *activations, lo, hi group) {
+	p.Model.alloc(p.a, l, s, lo, hi, 1, min(p.opt.tile, s.x.Rows()))
+}
+
+// layerForward sets out to layer i of kept.x, and the views of kept. If it runs again, it leaves out the mixer with a
+// kept output.
+func (p *pass) layerForward(i int, out View, kept activations, again bool) error {
+	defer p.a.Release(p.a.Mark())
+	l, s := p.layers[i], kept
+	if !again || s.out.O.IsZero() {
+		if err := l.mixer.forward(p, &s, false); err != nil {
+			return err
+		}
+	}
+	p.allocTile(l, &s, ofTile, ofTile)
+	for lo, hi := range p.tiles(s.x) {
+		t := p.tile(l, &s, lo, hi)
+		l.mixer.output(p, &t)
+		l.mlp.forward(p, &t, part(out, lo, hi))
+	}
+	return nil
+}
+
+// layerBackward replaces d, the gradient of the layer's output, by the gradient of its input, and adds to the gradients
+// of its parameters. It overwrites s. It computes the missing activations by the calls of the forward pass on the same
+// inputs, so the bits are the same.
+func (p *pass) layerBackward(i int, d View, s activations) error {
+	l, last := p.layers[i], ofTile
+	if !s.all {
+		last = ofAgain
+		if err := l.mixer.forward(p, &s, !s.out.O.IsZero()); err != nil {
+			return err
+		}
+	}
+	do := p.a.Alloc(p.dtype, shape(s.out.O)...)
+	mark, rows := p.a.Mark(), s
+	p.allocTile(l, &rows, ofTile, last)
+	for lo, hi := range p.tiles(s.x) {
+		t, d := p.tile(l, &rows, lo, hi), part(d, lo, hi)
+		if !s.all {
+			l.mixer.output(p, &t)
+			l.mlp.forward(p, &t, View{})
+		}
+		l.mlp.backward(p, d, &t)
+		l.mixer.outputBackward(p, part(do, lo, hi), d, &t)
+	}
+	p.a.Release(mark)
+	return l.mixer.backward(p, d, do, &s)
+}
+
+// tiles returns the ranges of tokens, lo and hi, that are computed at a time.
+func (p *pass) tiles(x View) iter.Seq2[int, int] {
+	return func(yield func(int, int) bool) {
+		for lo, n := 0, x.Rows(); lo < n; lo += p.opt.tile {
+			if p.row = lo; !yield(lo, min(lo+p.opt.tile, n)) || p.dry {
+				return // the others of a plan are no larger
+			}
+		}
+	}
+}
+
+// tile returns the activations of the tokens from lo to hi.
+func (p *pass) tile(l *layer, s *activations, lo, hi int) activations {
+	t, all := *s, s.x.Rows()
+	for _, v := range p.views(l, &t) {
+		switch {
+		case v.at.IsZero():
+		case v.at.Rows() == all:
+			*v.at = part(*v.at, lo, hi)
+		default:
+			*v.at = part(*v.at, 0, hi-lo)
+		}
+	}
+	return t
+}
+
+// part returns the tokens of v from lo to hi, [1, hi-lo, 1, dim].
+func part(v View, lo, hi int) View { return rows(v).Slice(tensor.Seq, lo, hi) }
+
+func shape(v View) []int {
+	s := v.Shape()
+	return s[:]
+}
