@@ -37,7 +37,8 @@ func NewMeter() *Arena {
 	return NewArena(1<<62, func(n int64) Memory { return virtual(n) })
 }
 
-// Within returns an arena of the memory of a dense view. It allocates from the start of the view, and must not exceed it.
+// Within returns an arena of the memory of a dense view. It allocates from the start of the view. The caller must not
+// exceed it.
 func Within(v View) *Arena {
 	return &Arena{blocks: []Memory{v.Memory()}, at: Mark{off: v.Offset() * int64(v.DType().Size())}}
 }

@@ -1,24 +1,66 @@
 package model
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 
-// Bucket is the elements [Lo, Hi) of the flat buffers: parameters used at the same time of a pass, and gathered and
-// reduced in one piece. Bucket 0 is the embedding, 1 to L are the matrices of the layers, L+1 is the head (empty if
-// tied), and L+2 is all vectors, the only parameters without weight decay.
-type Bucket struct{ Lo, Hi int64 }
+// A Range is the elements [Lo, Hi) of a flat buffer.
+type Range struct{ Lo, Hi int64 }
 
-// Size returns the elements of the bucket.
-func (b Bucket) Size() int64 { return b.Hi - b.Lo }
+// Size returns the elements of the range.
+func (r Range) Size() int64 { return r.Hi - r.Lo }
 
-// of returns the bucket of a flat buffer.
-func (b Bucket) of(flat View) View {
-	return flat.Reshape([4]int{1, 1, 1, flat.Size()}).Slice(tensor.Dim, int(b.Lo), int(b.Hi))
+// of returns the range of a flat buffer.
+func (r Range) of(flat View) View {
+	return flat.Reshape([4]int{1, 1, 1, flat.Size()}).Slice(tensor.Dim, int(r.Lo), int(r.Hi))
+}
+
+// A Bucket holds parameters used at the same time of a pass, gathered and reduced in one piece by the ranks of a group.
+// The buckets of a model follow each other in the flat buffers.
+type Bucket struct {
+	Range
+	Key
+}
+
+// A Key names a bucket. Layer is -1 outside the layers.
+type Key struct {
+	Layer int
+	Part  Section // of the layer or the model
+}
+
+// A Section is a part of a model with a bucket of its own, in each layer or once.
+type Section int
+
+// The sections, in the order of the flat buffers.
+const (
+	EmbeddingTable Section = iota
+	LayerMatrices          // of a layer
+	HeadMatrix             // empty if tied
+	AllVectors             // all vectors, the only parameters without weight decay
+)
+
+// keys lists the buckets of a model.
+func keys(cfg *hf.Config) []Key {
+	list := []Key{{-1, EmbeddingTable}}
+	for i := range cfg.NumHiddenLayers {
+		list = append(list, Key{i, LayerMatrices})
+	}
+	return append(list, Key{-1, HeadMatrix}, Key{-1, AllVectors})
+}
+
+func keyOf(t hf.Tensor) Key {
+	switch {
+	case t.Kind != hf.Product:
+		return Key{-1, AllVectors}
+	case t.Layer >= 0:
+		return Key{t.Layer, LayerMatrices}
+	case t.Role == hf.Head:
+		return Key{-1, HeadMatrix}
+	}
+	return Key{-1, EmbeddingTable}
 }
 
 // FlatLayout maps every trained parameter to its place in the flat buffers.
@@ -30,66 +72,42 @@ type FlatLayout struct {
 	Frozen *FlatLayout
 
 	owner []int // the bucket of each parameter
-	unit  int64 // divides the sizes of buckets
+	index map[Key]int
 }
 
 // NewLayout returns the layout for a number of ranks. Every bucket divides into that many equal parts, each a multiple
 // of Align.
 func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
-	all, n := slices.Concat(cfg.Tensors(), cfg.Adapters()), cfg.NumHiddenLayers
-	slices.SortStableFunc(all, func(a, b hf.Tensor) int { return cmp.Compare(bucketOf(a, n), bucketOf(b, n)) })
-	l := newLayout(cfg, ranks, all, func(t hf.Tensor) bool { return !cfg.Frozen(t) })
-	if f := newLayout(cfg, ranks, all, cfg.Frozen); len(f.Params) > 0 {
-		l.Frozen = f
+	trained, frozen := map[Key][]hf.Tensor{}, map[Key][]hf.Tensor{}
+	for _, t := range slices.Concat(cfg.Tensors(), cfg.Adapters()) {
+		list := trained
+		if cfg.Frozen(t) {
+			list = frozen
+		}
+		list[keyOf(t)] = append(list[keyOf(t)], t)
+	}
+	l := newLayout(cfg, ranks, trained)
+	if len(frozen) > 0 {
+		l.Frozen = newLayout(cfg, ranks, frozen)
 	}
 	return l
 }
 
-func newLayout(cfg *hf.Config, ranks int, all []hf.Tensor, has func(hf.Tensor) bool) *FlatLayout {
-	l := &FlatLayout{unit: Align * int64(max(ranks, 1))}
-	for _, t := range all {
-		if !has(t) {
-			continue
+func newLayout(cfg *hf.Config, ranks int, tensors map[Key][]hf.Tensor) *FlatLayout {
+	l := &FlatLayout{index: map[Key]int{}}
+	for b, key := range keys(cfg) {
+		lo := l.Size()
+		hi := lo
+		for _, t := range tensors[key] {
+			p := NewParam(t, cfg)
+			p.Offset = roundUp(hi, Align)
+			hi = p.Offset + int64(p.Size())
+			l.Params, l.owner = append(l.Params, p), append(l.owner, b)
 		}
-		for len(l.Buckets) < bucketOf(t, cfg.NumHiddenLayers) {
-			l.close()
-		}
-		l.add(NewParam(t, cfg))
-	}
-	for len(l.Buckets) < cfg.NumHiddenLayers+3 {
-		l.close()
+		l.Buckets = append(l.Buckets, Bucket{Range{lo, lo + roundUp(hi-lo, Align*int64(max(ranks, 1)))}, key})
+		l.index[key] = b
 	}
 	return l
-}
-
-func bucketOf(t hf.Tensor, layers int) int {
-	switch {
-	case len(t.Shape) == 1:
-		return layers + 2
-	case t.Role == hf.Head:
-		return layers + 1
-	}
-	return t.Layer + 1 // 0 for the embedding
-}
-
-func (l *FlatLayout) add(p Param) {
-	p.Offset = l.Size()
-	if n := len(l.Params); n > 0 && l.owner[n-1] == len(l.Buckets) {
-		last := l.Params[n-1]
-		p.Offset = roundUp(last.Offset+int64(last.Size()), Align)
-	}
-	l.Params = append(l.Params, p)
-	l.owner = append(l.owner, len(l.Buckets))
-}
-
-// close ends a bucket.
-func (l *FlatLayout) close() {
-	b := Bucket{Lo: l.Size(), Hi: l.Size()}
-	if n := len(l.Params); n > 0 && l.owner[n-1] == len(l.Buckets) {
-		last := l.Params[n-1]
-		b.Hi = b.Lo + roundUp(last.Offset+int64(last.Size())-b.Lo, l.unit)
-	}
-	l.Buckets = append(l.Buckets, b)
 }
 
 // Size returns the elements of a flat buffer.
@@ -117,29 +135,29 @@ func (l *FlatLayout) Empty(bucket int) bool {
 func (l *FlatLayout) Of(i int) int { return l.owner[i] }
 
 // Rest returns the ranges inside a bucket, gaps among them, whose gradients no product sets.
-func (l *FlatLayout) Rest(bucket int) (list []Bucket) {
+func (l *FlatLayout) Rest(bucket int) (list []Range) {
 	start, lo := l.Buckets[bucket].Lo, int64(0)
 	for i, p := range l.Params {
 		if l.owner[i] == bucket && p.Product {
-			list = append(list, Bucket{lo, p.Offset - start})
+			list = append(list, Range{lo, p.Offset - start})
 			lo = p.Offset - start + int64(p.Size())
 		}
 	}
-	list = append(list, Bucket{lo, l.Buckets[bucket].Size()})
-	return slices.DeleteFunc(list, func(b Bucket) bool { return b.Size() == 0 })
+	list = append(list, Range{lo, l.Buckets[bucket].Size()})
+	return slices.DeleteFunc(list, func(r Range) bool { return r.Size() == 0 })
 }
 
+// Embedding returns the number of the embedding's bucket, the first of a pass.
+func (l *FlatLayout) Embedding() int { return l.index[Key{-1, EmbeddingTable}] }
+
+// Layer returns the number of a layer's bucket.
+func (l *FlatLayout) Layer(i int) int { return l.index[Key{i, LayerMatrices}] }
+
 // Head returns the number of the head's bucket.
-func (l *FlatLayout) Head() int { return len(l.Buckets) - 2 }
+func (l *FlatLayout) Head() int { return l.index[Key{-1, HeadMatrix}] }
 
 // Vectors returns the number of the bucket of all vectors.
-func (l *FlatLayout) Vectors() int { return len(l.Buckets) - 1 }
-
-// Embedding is the number of the embedding's bucket.
-const Embedding = 0
+func (l *FlatLayout) Vectors() int { return l.index[Key{-1, AllVectors}] }
 
 // NoBucket follows the last bucket of a pass.
 const NoBucket = -1
-
-// Layer returns the number of a layer's bucket.
-func Layer(i int) int { return i + 1 }

@@ -294,25 +294,25 @@ func (p *pass) output() (View, error) {
 // layersForward computes the layers, each from its x to the x of the following element. next is the first bucket after
 // that of the head.
 func (p *pass) layersForward(layers []activations, next int) error {
-	if err := p.use(Embedding, p.flat.Vectors()); err != nil {
+	if err := p.use(p.flat.Embedding(), p.flat.Vectors()); err != nil {
 		return err
 	}
 	p.ops.Embed(layers[0].x, p.embed.w, p.b.IDs)
 	if p.embedBy > 0 {
 		p.ops.Affine(layers[0].x, layers[0].x, p.embedBy, 0)
 	}
-	if err := p.use(p.flat.Vectors(), Layer(0)); err != nil { // for all layers
+	if err := p.use(p.flat.Vectors(), p.flat.Layer(0)); err != nil { // for all layers
 		return err
 	}
 	for _, s := range p.shifts {
 		p.ops.Affine(s.to, s.from, 1, 1)
 	}
 	for i := range p.layers {
-		above := Layer(i + 1)
+		above := p.flat.Layer(i + 1)
 		if i+1 == len(p.layers) {
 			above = p.headBucket()
 		}
-		if err := p.use(Layer(i), above); err != nil {
+		if err := p.use(p.flat.Layer(i), above); err != nil {
 			return err
 		}
 		if err := p.layerForward(i, layers[i+1].x, layers[i], false); err != nil {
@@ -334,7 +334,7 @@ func (p *pass) use(bucket, next int) error {
 
 func (p *pass) headBucket() int {
 	if p.cfg.TieWordEmbeddings {
-		return Embedding
+		return p.flat.Embedding()
 	}
 	return p.flat.Head()
 }
@@ -356,7 +356,7 @@ func (p *pass) forwardBackward(loss View, scale float64) error {
 	d, layers, visits := p.hidden(), p.place(), p.visits()
 	last, first := layers[len(p.layers)], NoBucket
 	if len(visits) > 0 {
-		first = Layer(visits[0].layer)
+		first = p.flat.Layer(visits[0].layer)
 	}
 	if err := p.layersForward(layers, first); err != nil {
 		return err
@@ -368,9 +368,9 @@ func (p *pass) forwardBackward(loss View, scale float64) error {
 	for n, v := range visits {
 		next := NoBucket
 		if n+1 < len(visits) {
-			next = Layer(visits[n+1].layer)
+			next = p.flat.Layer(visits[n+1].layer)
 		}
-		if err := p.use(Layer(v.layer), next); err != nil {
+		if err := p.use(p.flat.Layer(v.layer), next); err != nil {
 			return err
 		}
 		if err := p.visit(d, layers, v); err != nil {
@@ -381,16 +381,16 @@ func (p *pass) forwardBackward(loss View, scale float64) error {
 		return err
 	}
 	if !p.cfg.TieWordEmbeddings {
-		p.beginGrads(Embedding)
+		p.beginGrads(p.flat.Embedding())
 	}
 	if p.embed.g.IsZero() {
-		return p.doneGrads(Embedding)
+		return p.doneGrads(p.flat.Embedding())
 	}
 	if p.embedBy > 0 {
 		p.ops.Affine(d, d, p.embedBy, 0)
 	}
 	p.embedBackward(d)
-	return p.doneGrads(Embedding)
+	return p.doneGrads(p.flat.Embedding())
 }
 
 // embedBackward adds the gradient of the lookup, except to the row of padding, which it saves and restores.
@@ -443,12 +443,12 @@ func (p *pass) visit(d View, layers []activations, v visit) error {
 		}
 		return nil
 	}
-	p.beginGrads(Layer(i))
+	p.beginGrads(p.flat.Layer(i))
 	if err := p.layerBackward(i, d, *s); err != nil {
 		return fmt.Errorf("layer %d backward: %w", i, err)
 	}
 	p.a.Release(s.mark)
-	return p.doneGrads(Layer(i))
+	return p.doneGrads(p.flat.Layer(i))
 }
 
 // headBackward computes the loss, and its gradients down to d, the gradient of the last layer's output.
@@ -456,7 +456,7 @@ func (p *pass) headBackward(loss, d, x View, scale float64) error {
 	p.beginGrads(p.flat.Head())
 	p.beginGrads(p.flat.Vectors())
 	if p.cfg.TieWordEmbeddings {
-		p.beginGrads(Embedding)
+		p.beginGrads(p.flat.Embedding())
 	}
 	p.lossBackward(loss, d, x, scale)
 	return p.doneGrads(p.flat.Head())

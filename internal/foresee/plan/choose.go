@@ -144,9 +144,9 @@ func speedOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) speed
 	}
 	tokens := float64(sequences(cfg) * d.tokens)
 	flat := model.NewLayout(m, 1)
-	weights := flat.Buckets[model.Layer(0)].Size()
+	weights := flat.Buckets[flat.Layer(0)].Size()
 	if flat.Frozen != nil {
-		weights += flat.Frozen.Buckets[model.Layer(0)].Size()
+		weights += flat.Frozen.Buckets[flat.Layer(0)].Size()
 	}
 	pairs := 0.0
 	for l := range m.NumHiddenLayers {

@@ -233,7 +233,7 @@ func (s *step) state() {
 		}
 		r := s.costs.Reduce(call, s.ranks, wireBytes(cfg)*b.Size())
 		reduce += float64(times) * r
-		if i == model.Embedding {
+		if i == flat.Embedding() {
 			tail = r
 		}
 		if shard != state.ShardNone {

@@ -20,7 +20,7 @@ func TestBytesOfFrozenWeights(t *testing.T) {
 	flat := model.NewLayout(cfg, ranks)
 	base := flat.Frozen
 	whole := func(b int) int64 { return base.Buckets[b].Size() }
-	buffers := 2 * (whole(model.Layer(0)) + whole(model.Layer(1)) + max(whole(model.Embedding), whole(base.Head())))
+	buffers := 2 * (whole(flat.Layer(0)) + whole(flat.Layer(1)) + max(whole(flat.Embedding()), whole(base.Head())))
 	vectors, longest := 4*whole(base.Vectors()), int64(4*cfg.HiddenSize)
 	for _, c := range []struct {
 		shard  Sharding

@@ -81,8 +81,8 @@ type State struct {
 	unread View // of Base; see model.Params
 
 	groups []Group
-	parts  []model.Bucket // this rank's part of each bucket in a buffer of parts
-	copies int            // the parts of each bucket in compute, if that holds no whole buckets
+	parts  []model.Range // this rank's part of each bucket in a buffer of parts
+	copies int           // the parts of each bucket in compute, if that holds no whole buckets
 	shard  Sharding
 	adamw  optim.AdamW
 	all    []View // every buffer
@@ -150,9 +150,9 @@ func (s *State) takeBase(t *taking, o Options) error {
 }
 
 // Place returns the view of this rank's part of a bucket of the base, and its range in the flat space.
-func (s *State) Place(bucket int) (View, model.Bucket) {
+func (s *State) Place(bucket int) (View, model.Range) {
 	if bucket == s.Flat.Vectors() {
-		return s.vectors, s.Flat.Buckets[bucket]
+		return s.vectors, s.Flat.Buckets[bucket].Range
 	}
 	return s.Held(s.compute, bucket), s.HeldRange(bucket)
 }
@@ -339,7 +339,7 @@ func (s *State) divide() error {
 		if n < 1 || bucket.Size()%n != 0 {
 			return fmt.Errorf("bucket %d of %d elements cannot be cut into %d equal parts", b, bucket.Size(), n)
 		}
-		s.parts = append(s.parts, model.Bucket{Lo: at, Hi: at + bucket.Size()/n})
+		s.parts = append(s.parts, model.Range{Lo: at, Hi: at + bucket.Size()/n})
 		at += bucket.Size() / n
 	}
 	return nil
@@ -352,13 +352,13 @@ const Stages = 4
 // transferred while the next is computed. The embedding and the head share a third, since they are at opposite ends of
 // the pass. The vectors have the last, in use all the time.
 func StageOf(flat *model.FlatLayout, bucket int) int {
-	switch bucket {
-	case model.Embedding, flat.Head():
-		return 2
-	case flat.Vectors():
+	switch key := flat.Buckets[bucket].Key; key.Part {
+	case model.LayerMatrices:
+		return key.Layer % 2
+	case model.AllVectors:
 		return 3
 	}
-	return bucket % 2
+	return 2
 }
 
 // stages allocates the memories, except given vectors, and returns the view of each bucket.
@@ -416,13 +416,13 @@ func (s *State) held() int {
 }
 
 // Owned returns the range of this rank's part of each bucket in a buffer of parts.
-func (s *State) Owned() []model.Bucket { return s.parts }
+func (s *State) Owned() []model.Range { return s.parts }
 
 // Share returns the part of a bucket that this rank owns, in the flat space.
-func (s *State) Share(bucket int) model.Bucket {
+func (s *State) Share(bucket int) model.Range {
 	lo, n := s.Flat.Buckets[bucket].Lo, s.parts[bucket].Size()
 	r := int64(s.groups[bucket].Rank)
-	return model.Bucket{Lo: lo + r*n, Hi: lo + (r+1)*n}
+	return model.Range{Lo: lo + r*n, Hi: lo + (r+1)*n}
 }
 
 // Own returns this rank's part of a bucket in a flat buffer.
@@ -451,9 +451,9 @@ func (s *State) Held(v View, bucket int) View {
 }
 
 // HeldRange returns the range of Held in the flat space.
-func (s *State) HeldRange(bucket int) model.Bucket {
+func (s *State) HeldRange(bucket int) model.Range {
 	if s.shard == ShardNone {
-		return s.Flat.Buckets[bucket]
+		return s.Flat.Buckets[bucket].Range
 	}
 	return s.Share(bucket)
 }

@@ -61,7 +61,7 @@ func TestBytesOfShardings(t *testing.T) {
 	const ranks = 4
 	flat := layout(ranks)
 	all, whole := flat.Size(), func(b int) int64 { return flat.Buckets[b].Size() }
-	buffers := whole(model.Layer(0)) + whole(model.Layer(1)) + max(whole(model.Embedding), whole(flat.Head()))
+	buffers := whole(flat.Layer(0)) + whole(flat.Layer(1)) + max(whole(flat.Embedding()), whole(flat.Head()))
 	vectors := whole(flat.Vectors())
 	for _, c := range []struct {
 		shard                         Sharding

@@ -138,7 +138,7 @@ func randomModel(r *rand.Rand) *hf.Config {
 func chooseOfFamily(c *hf.Config, r *rand.Rand) {
 	f := c.Family()
 	c.AttentionBias = f.Tensors[hf.Query.Bias()] != "" && r.IntN(2) == 0
-	c.MLPBias = f.Tensors[hf.GateBias] != "" && r.IntN(2) == 0
+	c.MLPBias = f.Tensors[hf.Gate.Bias()] != "" && r.IntN(2) == 0
 	if f.NoRope > 0 {
 		c.NoRopeLayers = hf.NoRopeLayers(c.NumHiddenLayers, 1+r.IntN(3))
 	}

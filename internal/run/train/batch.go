@@ -439,14 +439,14 @@ func (l *labels) part(pass string, bucket int) {
 	}
 	switch {
 	case bucket < 0:
-	case bucket == model.Embedding && pass == "backward" && l.flat.Empty(l.flat.Head()):
+	case bucket == l.flat.Embedding() && pass == "backward" && l.flat.Empty(l.flat.Head()):
 		pass += "/head" // tied weights
-	case bucket == model.Embedding:
+	case bucket == l.flat.Embedding():
 		pass += "/embedding"
 	case bucket == l.flat.Head():
 		pass += "/head"
 	default:
-		pass += fmt.Sprintf("/layer %d", bucket-model.Layer(0))
+		pass += fmt.Sprintf("/layer %d", l.flat.Buckets[bucket].Layer)
 	}
 	l.set(pass)
 }

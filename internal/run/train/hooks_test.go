@@ -74,14 +74,14 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 				return nil
 			},
 			Keep: func(layer int, _ []View) {
-				moved = append(moved, model.Layer(layer))
-				if b := used[len(used)-1]; b != model.Layer(layer) {
+				moved = append(moved, flat.Layer(layer))
+				if b := used[len(used)-1]; b != flat.Layer(layer) {
 					t.Errorf("case %d: layer %d is kept after the use of bucket %d", n, layer, b)
 				}
 			},
 			Bring: func(layer int, _ []View) {
-				moved = append(moved, -model.Layer(layer))
-				if b := used[len(used)-1]; b != model.Layer(layer) || slices.Contains(open, b) {
+				moved = append(moved, -flat.Layer(layer))
+				if b := used[len(used)-1]; b != flat.Layer(layer) || slices.Contains(open, b) {
 					t.Errorf("case %d: layer %d is brought after the use of bucket %d, open %v", n, layer, b, open)
 				}
 			},
@@ -100,9 +100,9 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 		if err := stream.Close(); err != nil {
 			t.Fatal(err)
 		}
-		want := append([]int{model.Embedding, flat.Vectors(), 1, 2, 3, 4, 5, flat.Head()}, back...)
+		want := append([]int{flat.Embedding(), flat.Vectors(), 1, 2, 3, 4, 5, flat.Head()}, back...)
 		if tied {
-			want[7] = model.Embedding
+			want[7] = flat.Embedding()
 		}
 		if !slices.Equal(moved, moves) {
 			t.Errorf("case %d: layers are moved in the order %v, want %v", n, moved, moves)

@@ -85,10 +85,18 @@ func (m *mesh) join(ctx context.Context, both bool) (err error) {
 	return nil
 }
 
-// places returns this rank's place in the group of each bucket, before join. Ranks with the same weights are
-// neighbours.
-func (m *mesh) places(flat *model.FlatLayout) []state.Group {
+// place returns this rank's place in the group of a bucket, before join. Every rank has every parameter, so all share
+// each bucket. Ranks with the same weights are neighbours.
+func (m *mesh) place(model.Bucket) state.Group {
 	rank, size := m.world.Rank(), m.world.Size()
 	per := size / m.copies
-	return state.Groups(flat, state.Group{Rank: rank%per*m.copies + rank/per, Size: size, Copies: m.copies})
+	return state.Group{Rank: rank%per*m.copies + rank/per, Size: size, Copies: m.copies}
+}
+
+// groups returns the group of place, and the ranks that gather the bucket's weights.
+func (m *mesh) groups(b model.Bucket) (all, weights comm.Communicator) {
+	if b.Part == model.AllVectors { // never in copies
+		return m.state, m.state
+	}
+	return m.state, m.weights
 }

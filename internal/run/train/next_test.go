@@ -12,7 +12,7 @@ import (
 // The last bucket of a pass also gathers the first one of the next pass, but not before an update changes its weights.
 func TestNextPassIsGatheredEarly(t *testing.T) {
 	flat := shareLayout()
-	for last, want := range map[bool][]int{false: {model.Layer(0), model.Embedding}, true: {model.Layer(0)}} {
+	for last, want := range map[bool][]int{false: {flat.Layer(0), flat.Embedding()}, true: {flat.Layer(0)}} {
 		s, err := state.New(state.Meter{}, state.Options{Layout: flat, Shard: state.ShardParameters, Compute: tensor.F32,
 			Groups: state.Groups(flat, state.Group{Size: 2})})
 		if err != nil {
@@ -21,7 +21,7 @@ func TestNextPassIsGatheredEarly(t *testing.T) {
 		var got []int
 		x := newSharing(&Device{}, s)
 		x.last, x.residence.gather = last, func(bucket int) error { got = append(got, bucket); return nil }
-		if err := x.use(model.Layer(0), model.NoBucket); err != nil || !slices.Equal(got, want) {
+		if err := x.use(flat.Layer(0), model.NoBucket); err != nil || !slices.Equal(got, want) {
 			t.Errorf("last pass %t: gathers of %v, %v; want %v", last, got, err, want)
 		}
 	}

@@ -55,7 +55,7 @@ func checkUses(slot func(bucket int) int, flat *model.FlatLayout, cfg *hf.Config
 	}}
 	opt.Hooks = model.Hooks{Use: func(bucket, next int) error {
 		if next == model.NoBucket {
-			next = model.Embedding // as between the micro batches of a step
+			next = flat.Embedding() // as between the micro batches of a step
 		}
 		err = cmp.Or(err, r.use(bucket, next))
 		for _, b := range []int{bucket, flat.Vectors()} {

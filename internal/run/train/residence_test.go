@@ -50,7 +50,7 @@ func TestUsesAreChecked(t *testing.T) {
 				}
 			}
 			wrong := func(b int) int { // the last layer replaces the vectors
-				if b == model.Layer(layers-1) {
+				if b == flat.Layer(layers-1) {
 					return slot(flat.Vectors())
 				}
 				return slot(b)
@@ -97,8 +97,8 @@ func TestGathersRunAhead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	pass := []int{model.Embedding, flat.Vectors(), 1, 2, 3, 4, flat.Head(), 4, 3, 2, 1}
-	uses = append(slices.Concat(pass, pass), model.Embedding)
+	pass := []int{flat.Embedding(), flat.Vectors(), 1, 2, 3, 4, flat.Head(), 4, 3, 2, 1}
+	uses = append(slices.Concat(pass, pass), flat.Embedding())
 	for i, next := range uses[1:] {
 		before := len(gathered)
 		if err := r.use(uses[i], next); err != nil {
@@ -108,8 +108,8 @@ func TestGathersRunAhead(t *testing.T) {
 			t.Errorf("bucket %d, use %d, is gathered when it is used", uses[i], i)
 		}
 	}
-	step := []int{3, 4, flat.Head(), 2, 1, model.Embedding}
-	if want := slices.Concat([]int{model.Embedding, flat.Vectors(), 1, 2}, step, step); !slices.Equal(gathered, want) {
+	step := []int{3, 4, flat.Head(), 2, 1, flat.Embedding()}
+	if want := slices.Concat([]int{flat.Embedding(), flat.Vectors(), 1, 2}, step, step); !slices.Equal(gathered, want) {
 		t.Errorf("gathers of %v, want %v", gathered, want)
 	}
 }

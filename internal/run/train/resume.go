@@ -66,7 +66,7 @@ func (t *Trainer) fill(ctx context.Context, v View, from source32, drawn drawn) 
 // divide returns this rank's part of a bucket's range that every rank of its group holds. gather then copies the
 // others' parts, which takes less time than to draw or read them again. Between hosts it might take more, so their
 // ranks set everything.
-func (t *Trainer) divide(bucket int, v View, held model.Bucket) (View, model.Bucket) {
+func (t *Trainer) divide(bucket int, v View, held model.Range) (View, model.Range) {
 	g := t.share.Group(bucket)
 	if g.Size == 1 || t.dev.Machine.Hosts > 1 {
 		return v, held
@@ -74,7 +74,7 @@ func (t *Trainer) divide(bucket int, v View, held model.Bucket) (View, model.Buc
 	lo, n := g.Rank*v.Size()/g.Size, v.Size()/g.Size
 	part := state.Part(v, lo, lo+n)
 	t.divides = append(t.divides, divided{bucket, v, part})
-	return part, model.Bucket{Lo: held.Lo + int64(lo), Hi: held.Lo + int64(lo+n)}
+	return part, model.Range{Lo: held.Lo + int64(lo), Hi: held.Lo + int64(lo+n)}
 }
 
 // A divided is a bucket's range that the ranks of its group set together, and this rank's part of it.
@@ -100,11 +100,11 @@ func (t *Trainer) gather() error {
 type drawn func(p model.Param) (kernels.Normals, bool)
 
 // fillBucket sets v to a range of the flat space, with zeros between parameters. The device draws what it can.
-func (t *Trainer) fillBucket(ctx context.Context, params []model.Param, v View, held model.Bucket, from source32,
+func (t *Trainer) fillBucket(ctx context.Context, params []model.Param, v View, held model.Range, from source32,
 	drawn drawn) error {
 	lo := held.Lo // of what is not set yet
 	rest := func(hi int64) error {
-		return t.fillRange(ctx, params, state.Part(v, int(lo-held.Lo), int(hi-held.Lo)), model.Bucket{Lo: lo, Hi: hi}, from)
+		return t.fillRange(ctx, params, state.Part(v, int(lo-held.Lo), int(hi-held.Lo)), model.Range{Lo: lo, Hi: hi}, from)
 	}
 	if drawn != nil && t.dev.Draw != nil && !t.stage.direct {
 		for _, p := range params {
@@ -124,7 +124,7 @@ func (t *Trainer) fillBucket(ctx context.Context, params []model.Param, v View, 
 }
 
 // fillRange does it from the host.
-func (t *Trainer) fillRange(ctx context.Context, params []model.Param, v View, held model.Bucket,
+func (t *Trainer) fillRange(ctx context.Context, params []model.Param, v View, held model.Range,
 	from source32) error {
 	return t.stage.write(ctx, v, func(lo int, data []float32) error {
 		from64, to := held.Lo+int64(lo), held.Lo+int64(lo+len(data))

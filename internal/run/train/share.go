@@ -2,6 +2,7 @@ package train
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/model"
@@ -74,7 +75,7 @@ func (x *sharing) hooks() model.Hooks { return model.Hooks{Use: x.use, Begin: x.
 func (x *sharing) use(bucket, next int) error {
 	x.label.part("forward", bucket)
 	if next == model.NoBucket && !x.last {
-		next = model.Embedding
+		next = x.Flat.Embedding()
 	}
 	err := x.residence.use(bucket, next)
 	x.gathers[x.Slot(bucket)].arrive()
@@ -177,9 +178,9 @@ func (x *sharing) waitAndAccumulate(at int) {
 
 // order returns the buckets with weights in the order of a forward pass.
 func order(flat *model.FlatLayout) []int {
-	buckets := []int{model.Embedding, flat.Vectors()}
-	for b := model.Layer(0); b <= flat.Head(); b++ {
-		if !flat.Empty(b) {
+	buckets := []int{flat.Embedding(), flat.Vectors()}
+	for b := range flat.Buckets {
+		if !flat.Empty(b) && !slices.Contains(buckets[:2], b) {
 			buckets = append(buckets, b)
 		}
 	}

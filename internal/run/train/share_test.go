@@ -67,7 +67,7 @@ var shareUsed = func() (used [][]bool) {
 // into separate memory.
 func divisions(flat *model.FlatLayout) []division {
 	out := slices.Repeat([]division{everyone}, len(flat.Buckets))
-	out[model.Embedding], out[model.Layer(0)], out[model.Layer(1)], out[model.Layer(2)] = backward, pairs, alone, pairs
+	out[flat.Embedding()], out[flat.Layer(0)], out[flat.Layer(1)], out[flat.Layer(2)] = backward, pairs, alone, pairs
 	out[flat.Vectors()] = pairs
 	return out
 }
@@ -215,7 +215,7 @@ func (t *Trainer) trainShared() error {
 			x.first, x.last = pass == 0, pass == sharePasses-1
 			inner := []int{}
 			for l := shareLayers - 1; l >= 0; l-- {
-				inner = append(inner, model.Layer(l))
+				inner = append(inner, flat.Layer(l))
 			}
 			for _, b := range order(x.Flat) {
 				if err := h.Use(b, model.NoBucket); err != nil {
@@ -223,7 +223,7 @@ func (t *Trainer) trainShared() error {
 				}
 			}
 			begin(flat.Vectors())
-			for _, b := range slices.Concat([]int{flat.Head()}, inner, []int{model.Embedding}) {
+			for _, b := range slices.Concat([]int{flat.Head()}, inner, []int{flat.Embedding()}) {
 				begin(b)
 				add(step, pass, b)
 				if err := h.Done(b); err != nil {

@@ -144,9 +144,13 @@ func (t *Trainer) allocate(o *Options) error {
 	adamw := optim.AdamW{Beta1: c.Betas[0], Beta2: c.Betas[1], Eps: c.Eps, WeightDecay: c.WeightDecay,
 		MaxNorm: c.GradClip}
 	flat := model.NewLayout(&t.cfg.Model.Config, world.Size())
+	var groups []state.Group
+	for _, b := range flat.Buckets {
+		groups = append(groups, t.mesh.place(b))
+	}
 	_, host := t.cfg.Memory.Offloads()
 	s, err := state.New(t.dev, state.Options{
-		Layout: flat, Groups: t.mesh.places(flat),
+		Layout: flat, Groups: groups,
 		Shard: state.ShardingOf(t.cfg.Memory.Shard), Compute: t.dev.Compute, Masters: t.dev.Masters, AdamW: adamw,
 		Frozen: o.Frozen, HalfWire: t.cfg.Precision.GradWire == "bf16", Host: host,
 	})
@@ -189,13 +193,12 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	// every rank has every parameter, so all reduce the gradients and gather the weights of each bucket
-	all := func(g comm.Communicator) []comm.Communicator {
-		return slices.Repeat([]comm.Communicator{g}, len(t.share.Flat.Buckets))
+	var groups, weights []comm.Communicator
+	for _, b := range t.share.Flat.Buckets {
+		all, gathering := t.mesh.groups(b)
+		groups, weights = append(groups, all), append(weights, gathering)
 	}
-	weights := all(t.mesh.weights)
-	weights[t.share.Flat.Vectors()] = t.mesh.state // never in copies
-	if err := t.share.join(t.mesh.state, all(t.mesh.state), weights, t.mesh.across); err != nil {
+	if err := t.share.join(t.mesh.state, groups, weights, t.mesh.across); err != nil {
 		return err
 	}
 	defer o.timed("gathering them")()
