@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"strings"
 
@@ -11,7 +10,6 @@ import (
 	"github.com/cprun/cprun/internal/lab/command"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/run/bench"
-	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -42,37 +40,25 @@ func benchFlags(f *pflag.FlagSet, o *command.BenchOptions) {
 	o.Command = os.Args[1:]
 }
 
-func sizesVar[T int | int64](f *pflag.FlagSet, p *[]T, name, usage string) {
-	f.Var(&sizes[T]{p}, name, usage)
-}
-
-type sizes[T int | int64] struct{ list *[]T }
-
-func (s *sizes[T]) Set(text string) error {
-	var out []T
-	for word := range strings.SplitSeq(text, ",") {
-		n, err := config.ParseSize(strings.TrimSpace(word))
-		if err != nil {
-			return err
+// sizesVar defines a flag of sizes such as 32K, with commas between.
+func sizesVar(f *pflag.FlagSet, p *[]int, name, usage string) {
+	f.Func(name, usage, func(text string) error {
+		var out []int
+		for word := range strings.SplitSeq(text, ",") {
+			n, err := config.ParseSize(strings.TrimSpace(word))
+			if err != nil {
+				return err
+			}
+			out = append(out, int(n))
 		}
-		out = append(out, T(n))
-	}
-	*s.list = out
-	return nil
-}
-
-func (s *sizes[T]) String() string {
-	if s.list == nil || len(*s.list) == 0 {
-		return ""
-	}
-	return strings.Trim(fmt.Sprint(*s.list), "[]")
+		*p = out
+		return nil
+	})
 }
 
 func ulyssesVar(f *pflag.FlagSet, n *int) {
 	f.IntVar(n, "ulysses-degree", 0, "with hierarchical: ranks that exchange heads; 0: auto")
 }
-
-func (s *sizes[T]) Type() string { return "sizes" }
 
 func benchAttentionCommand() *cobra.Command {
 	o, s := command.BenchOptions{}, &bench.AttentionSpec{}
@@ -86,7 +72,7 @@ func benchAttentionCommand() *cobra.Command {
 			"ring,allgather --iters 20",
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return finish(command.Bench(c.Context(), job.Bench{Attention: s}, o))
+			return finish(command.Bench(c.Context(), bench.Task{Attention: s}, o))
 		},
 	}
 	f := c.Flags()
@@ -132,7 +118,7 @@ func benchCommCommand() *cobra.Command {
 		Example: "  cprun bench comm --nproc 4 --sizes 16M,64M,256M --calls exchange",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return finish(command.Bench(c.Context(), job.Bench{Comm: s}, o))
+			return finish(command.Bench(c.Context(), bench.Task{Comm: s}, o))
 		},
 	}
 	f := c.Flags()
@@ -173,7 +159,7 @@ func benchOpsCommand() *cobra.Command {
 		Example: "  cprun bench ops --json ops.json",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return finish(command.Bench(c.Context(), job.Bench{}, o))
+			return finish(command.Bench(c.Context(), bench.Task{}, o))
 		},
 	}
 	benchFlags(c.Flags(), &o)

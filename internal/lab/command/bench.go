@@ -40,7 +40,7 @@ type BenchOptions struct {
 }
 
 // Bench measures attention, transfers or operations, and returns the exit status.
-func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
+func Bench(ctx context.Context, task bench.Task, o BenchOptions) (int, error) {
 	ranks, err := o.spawns()
 	if err != nil {
 		return 0, err
@@ -58,7 +58,7 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 		if err = s.Load(); err == nil {
 			err = o.chooseRows(&task, ranks)
 		}
-		r.Bench, r.Attention = "attention", &bench.Attention{Spec: *task.Attention}
+		r.Bench, r.Attention = "attention", &bench.Attention{Spec: *s}
 	case task.Comm != nil:
 		task.Comm.Default(o.machine.Device())
 		r.Bench, err = "comm", task.Comm.Check(ranks)
@@ -73,12 +73,7 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, task, func(out *progress.Printer, e launch.Event) {
-		var row job.BenchRow
-		if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil {
-			out.Note(add(r, row))
-		}
-	})
+	res, err := o.collect(ctx, r, task)
 	if err != nil {
 		return 0, err
 	}
@@ -92,36 +87,28 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 	return res.ExitCode, res.Err
 }
 
-// add adds a row to the report, and returns it in one line.
-func add(r *bench.Report, row job.BenchRow) string {
-	switch {
-	case row.Attention != nil:
-		r.Attention.Rows = append(r.Attention.Rows, *row.Attention)
-		return row.Attention.Line()
-	case row.Packed != nil:
-		r.Attention.Packed = append(r.Attention.Packed, *row.Packed)
-		return row.Packed.Line()
-	case row.Comm != nil:
-		c := row.Comm
-		r.Comm = append(r.Comm, *c)
-		return fmt.Sprintf("%s of %d bytes over %s: %.3g GB/s", c.Call, c.Bytes, c.Transport, c.GBps)
-	case row.Ops != nil:
-		r.Ops = append(r.Ops, *row.Ops)
-		return fmt.Sprintf("%s: %.3g %s", row.Ops.Name, row.Ops.Rate, row.Ops.Unit)
-	}
-	return ""
+// collect runs the workers of a task and adds their rows to the report.
+func (o *BenchOptions) collect(ctx context.Context, r *bench.Report, task bench.Task) (launch.Result, error) {
+	return o.runWorkers(ctx, job.RoleBench, r.Ranks, nil, task, func(out *progress.Printer, e launch.Event) {
+		var row bench.Row
+		if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil {
+			out.Note(r.Add(row))
+		}
+	})
 }
 
-func machineOf(m machine.Machine) bench.Machine {
-	out := bench.Machine{Device: "cpu", Cores: runtime.NumCPU()}
-	if m.IsCPU() {
-		return out
+// machineOf returns the machine for a report.
+func machineOf(m machine.Machine) cost.Machine {
+	c := costMachine(m)
+	if c.Count = 0; m.IsCPU() {
+		c.Device = "cpu"
+		return c
 	}
-	out.Device, out.Arch, out.Versions = m.Name, m.Arch, make(map[string]string)
+	c.Versions = make(map[string]string)
 	for _, l := range machine.Libraries() {
-		out.Versions[l.Name] = l.Version
+		c.Versions[l.Name] = l.Version
 	}
-	return out
+	return c
 }
 
 // checkReport checks the directory of the file of a flag before the measurement.
@@ -167,7 +154,7 @@ func (o *BenchOptions) output(encode func(io.Writer) error, tables []readable.Ta
 
 // chooseRows chooses the strategy of every row as for a training run of that length. All rows get the same backend: the
 // choice of the longest row whose backend runs all rows.
-func (o *BenchOptions) chooseRows(task *job.Bench, ranks int) error {
+func (o *BenchOptions) chooseRows(task *bench.Task, ranks int) error {
 	s := task.Attention
 	asked := s.Asked()
 	s.Rows = slices.Clone(asked)
@@ -227,7 +214,7 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int) error {
 	return nil
 }
 
-func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.AttentionCase) ([]plan.Answer, error) {
+func (o *BenchOptions) answers(task *bench.Task, ranks int, asked []bench.AttentionCase) ([]plan.Answer, error) {
 	var list []plan.Answer
 	s := task.Attention
 	dtype, err := bench.DType(s.DType, task.Machine.IsCPU())
@@ -433,15 +420,17 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 	}
 	for turn := range turns {
 		for i, ranks := range numbers {
-			set := cost.Set{Ranks: ranks}
-			if code, err := o.measureSet(ctx, &set, ranks > runtime.NumCPU() && len(numbers) > 1); code != 0 ||
-				err != nil {
-				return code, err
+			r := &bench.Report{Ranks: ranks, Costs: cost.Set{Ranks: ranks}}
+			share := ranks > runtime.NumCPU() && len(numbers) > 1
+			for i, name := range costBackends(o.machine) {
+				if code, err := o.calibrate(ctx, r, name, i == 0, share); code != 0 || err != nil {
+					return code, err
+				}
 			}
 			if turn == 0 {
-				t.Sets = append(t.Sets, set)
+				t.Sets = append(t.Sets, r.Costs)
 			} else {
-				t.Sets[i].KeepLess(&set)
+				t.Sets[i].KeepLess(&r.Costs)
 			}
 		}
 	}
@@ -451,24 +440,6 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 // cpuTurns is the number of measurements of each figure on a CPU, where other processes disturb some.
 const cpuTurns = 3
 
-// measureSet measures all figures of a set. Ranks that share cores measure only transfers, since sharing slows compute
-// in proportion.
-func (o *BenchOptions) measureSet(ctx context.Context, set *cost.Set, share bool) (int, error) {
-	for i, name := range costBackends(o.machine) {
-		s := &bench.CalibrateSpec{}
-		s.Default(o.machine.Device())
-		s.Backend, s.Operations = name, i == 0
-		if o.machine.IsCPU() {
-			s.Share(runtime.NumCPU() / set.Ranks)
-			s.TransfersOnly = share
-		}
-		if code, err := o.calibrate(ctx, set.Ranks, s, set); code != 0 || err != nil {
-			return code, err
-		}
-	}
-	return 0, nil
-}
-
 func costBackends(m machine.Machine) []string {
 	if !m.IsCPU() && m.CUDNN != 0 {
 		return []string{"fused", "flash"}
@@ -476,9 +447,16 @@ func costBackends(m machine.Machine) []string {
 	return []string{"flash"}
 }
 
-// calibrate runs the processes of one measurement, and adds their results to the set.
-func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.CalibrateSpec, set *cost.Set) (int, error) {
-	task := job.Bench{Machine: o.machine, Calibrate: s}
+// calibrate measures the attention of a backend, and for the first one everything else. Ranks that share cores measure
+// only transfers, since sharing slows compute in proportion.
+func (o *BenchOptions) calibrate(ctx context.Context, r *bench.Report, name string, first, share bool) (int, error) {
+	s := &bench.CalibrateSpec{}
+	s.Default(o.machine.Device())
+	s.Backend, s.Operations = name, first
+	if o.machine.IsCPU() {
+		s.Share(runtime.NumCPU() / r.Ranks)
+		s.TransfersOnly = share
+	}
 	dtype, err := bench.DType(s.DType, o.machine.IsCPU())
 	if err != nil {
 		return 0, &InputError{err}
@@ -494,21 +472,8 @@ func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.Calibr
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, task, func(out *progress.Printer, e launch.Event) {
-		var row job.BenchRow
-		if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil && row.Calibrate != nil {
-			merge(set, row.Calibrate)
-			out.Note(fmt.Sprintf("%d ranks: measured %d attention calls, %d matmuls, %d elementwise operations, %d transfers",
-				ranks, len(set.Attention), len(set.Products), len(set.Passes), len(set.Links)))
-		}
-	})
+	res, err := o.collect(ctx, r, bench.Task{Machine: o.machine, Calibrate: s})
 	return res.ExitCode, errors.Join(err, res.Err)
-}
-
-func merge(a, b *cost.Set) {
-	a.Attention, a.Products = append(a.Attention, b.Attention...), append(a.Products, b.Products...)
-	a.Passes, a.Links = append(a.Passes, b.Passes...), append(a.Links, b.Links...)
-	a.CallSeconds = max(a.CallSeconds, b.CallSeconds)
 }
 
 func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {

@@ -198,7 +198,7 @@ func (a *asked) same(t *testing.T) {
 	got["cprun plan"] = planned
 
 	var docs []int
-	task := job.Bench{Machine: m, Attention: &bench.AttentionSpec{
+	task := bench.Task{Machine: m, Attention: &bench.AttentionSpec{
 		Seq: []int{askedTokens}, Heads: askedHeads, KVHeads: askedKVHeads, HeadDim: askedDim, Causal: true,
 		Window: a.window, DType: "auto", Gathers: []string{ring.Auto},
 		Layouts: []string{word(string(a.strategy.Layout))}, Algorithms: []string{word(a.strategy.Algorithm)},
@@ -279,7 +279,7 @@ func TestFlashOnHopper(t *testing.T) {
 				s.Causal, s.DType, s.Backend, s.Algorithms, s.Gathers = true, "auto", "auto", []string{algorithm},
 					[]string{ring.Auto}
 				s.Default("cuda", 2)
-				if err := o.chooseRows(&job.Bench{Machine: m, Attention: &s}, 2); err != nil {
+				if err := o.chooseRows(&bench.Task{Machine: m, Attention: &s}, 2); err != nil {
 					t.Fatal(err)
 				}
 				if s.Backend != "flash" || len(s.Rows) != len(s.Seq) {
@@ -317,7 +317,7 @@ func TestRowsShareABackend(t *testing.T) {
 			Algorithms: []string{"ring", "ulysses"}, Gathers: []string{ring.Auto},
 		}
 		s.Default("cuda", 2)
-		if err := o.chooseRows(&job.Bench{Machine: m, Attention: &s}, 2); err != nil {
+		if err := o.chooseRows(&bench.Task{Machine: m, Attention: &s}, 2); err != nil {
 			t.Fatal(err)
 		}
 		if len(s.Rows) != 4 || s.Backend != want {

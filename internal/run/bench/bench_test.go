@@ -16,20 +16,11 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/tensor"
 )
-
-// collect returns a function that appends the rows of rank 0.
-func collect[T any](r *Rank, rows *[]T) func(T) error {
-	return func(row T) error {
-		if r.World.Rank() == 0 {
-			*rows = append(*rows, row)
-		}
-		return nil
-	}
-}
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -89,19 +80,37 @@ func ranks(t *testing.T, n int, f func(r *Rank) error) {
 	}
 }
 
+// measure returns the report of a task of ranks in this process.
+func measure(t *testing.T, n int, task Task) *Report {
+	t.Helper()
+	report := &Report{Ranks: n, Machine: cost.Machine{Device: "cpu"}, Costs: cost.Set{Ranks: n}}
+	if task.Attention != nil {
+		report.Attention = &Attention{Spec: *task.Attention}
+	}
+	ranks(t, n, func(r *Rank) error {
+		return r.Run(t.Context(), &task, func(row Row) error {
+			if r.World.Rank() == 0 && report.Add(row) == "" {
+				t.Errorf("no line for %+v", row)
+			}
+			return nil
+		})
+	})
+	if Compare(report.Ops); task.Calibrate == nil {
+		check(t, report)
+	}
+	return report
+}
+
 func TestAttentionOfOneAndTwoRanks(t *testing.T) {
 	for i, dtype := range []string{"fp32", "fp32", "bf16"} {
 		n := min(i+1, 2)
-		spec := AttentionSpec{Seq: []int{64, 96}, Algorithms: []string{"ring", "allgather"},
+		spec := &AttentionSpec{Seq: []int{64, 96}, Algorithms: []string{"ring", "allgather"},
 			Layouts: []string{"zigzag"}, Backend: "flash", DType: dtype,
 			Heads: 4, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1, Iters: 2}
 		if err := spec.Check(n); err != nil {
 			t.Fatal(err)
 		}
-		var rows []AttentionRow
-		ranks(t, n, func(r *Rank) error {
-			return r.Attention(t.Context(), spec, collect(r, &rows))
-		})
+		rows := measure(t, n, Task{Attention: spec}).Attention.Rows
 		if len(rows) != 4 {
 			t.Fatalf("%d ranks: %d rows, want 4", n, len(rows))
 		}
@@ -118,27 +127,19 @@ func TestAttentionOfOneAndTwoRanks(t *testing.T) {
 				t.Errorf("%d tokens: %g FLOPs", r.Seq, r.FLOPs)
 			}
 		}
-		report := Report{Bench: "attention", Ranks: n, Machine: Machine{Device: "cpu"},
-			Attention: &Attention{Spec: spec, Rows: rows}}
-		check(t, &report)
 	}
 }
 
 // With Quick, a row has its two passes and nothing else, and its table has no hops.
 func TestQuickAttentionTimesThePassesOnly(t *testing.T) {
-	spec := AttentionSpec{Seq: []int{64}, Algorithms: []string{"ring"}, Layouts: []string{"zigzag"}, Backend: "flash",
-		DType: "fp32", Heads: 2, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1, Iters: 1, Quick: true}
-	var rows []AttentionRow
-	ranks(t, 2, func(r *Rank) error {
-		return r.Attention(t.Context(), spec, collect(r, &rows))
-	})
+	report := measure(t, 2, Task{Attention: &AttentionSpec{Seq: []int{64}, Algorithms: []string{"ring"},
+		Layouts: []string{"zigzag"}, Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 2, HeadDim: 16, Causal: true,
+		Window: -1, Iters: 1, Quick: true}})
+	rows := report.Attention.Rows
 	if len(rows) != 1 || !(rows[0].Forward.Seconds > 0) || !(rows[0].Both.Seconds > 0) || rows[0].Memory == 0 ||
 		rows[0].Local != nil || rows[0].Alone != nil || rows[0].Hops != nil {
 		t.Fatalf("rows %+v", rows)
 	}
-	report := Report{Bench: "attention", Ranks: 2, Machine: Machine{Device: "cpu"},
-		Attention: &Attention{Spec: spec, Rows: rows}}
-	check(t, &report)
 	if n := len(report.Tables()); n != 1 {
 		t.Errorf("%d tables, want 1", n)
 	}
@@ -150,14 +151,11 @@ func moves(hops []HopTimes) bool {
 }
 
 func TestTransfersCountWhatGoesOverALink(t *testing.T) {
-	spec := CommSpec{Sizes: []int64{4096}, Calls: Calls, Iters: 2, Warmup: 1}
+	spec := CommSpec{Sizes: []int{4096}, Calls: Calls, Iters: 2, Warmup: 1}
 	if err := spec.Check(2); err != nil {
 		t.Fatal(err)
 	}
-	var rows []Transfer
-	ranks(t, 2, func(r *Rank) error {
-		return r.Comm(t.Context(), spec, collect(r, &rows))
-	})
+	rows := measure(t, 2, Task{Comm: &spec}).Comm
 	// With 4096 bytes and two ranks: all bytes for an exchange, half for a collective, twice that for all_reduce.
 	want := map[string]float64{"exchange": 4096, "all_reduce": 4096, "reduce_scatter": 2048, "all_gather": 2048}
 	if len(rows) != len(want) {
@@ -168,12 +166,8 @@ func TestTransfersCountWhatGoesOverALink(t *testing.T) {
 			t.Errorf("%s counts %.1f bytes, want %.1f", r.Call, moved, want[r.Call])
 		}
 	}
-	check(t, &Report{Bench: "comm", Ranks: 2, Machine: Machine{Device: "cpu"}, Comm: rows})
-	spec.Calls, spec.Iters, rows = Calls[:1], 0, nil // until it is accurate
-	ranks(t, 2, func(r *Rank) error {
-		return r.Comm(t.Context(), spec, collect(r, &rows))
-	})
-	if len(rows) != 1 || !(rows[0].Seconds > 0) {
+	spec.Calls, spec.Iters = Calls[:1], 0 // until it is accurate
+	if rows := measure(t, 2, Task{Comm: &spec}).Comm; len(rows) != 1 || !(rows[0].Seconds > 0) {
 		t.Errorf("without a number of iterations: %+v", rows)
 	}
 }
@@ -182,13 +176,8 @@ func TestEveryOperationIsMeasured(t *testing.T) {
 	spec := OpsSpec{}
 	spec.Default("cpu")
 	spec.Tokens, spec.Vocab, spec.Chunk, spec.Params, spec.Ceiling = 32, 64, 16, 1<<12, 32
-	var rows []Operation
-	ranks(t, 1, func(r *Rank) error {
-		return r.Ops(t.Context(), spec, collect(r, &rows))
-	})
-	Compare(rows)
 	names := make(map[string]bool)
-	for _, r := range rows {
+	for _, r := range measure(t, 1, Task{Ops: &spec}).Ops {
 		names[r.Name] = true
 		if !(r.Rate > 0) || !(r.Share > 0) || r.Share > 1 {
 			t.Errorf("%+v", r)
@@ -200,7 +189,6 @@ func TestEveryOperationIsMeasured(t *testing.T) {
 			t.Errorf("%s was not measured", n)
 		}
 	}
-	check(t, &Report{Bench: "ops", Ranks: 1, Machine: Machine{Device: "cpu"}, Ops: rows})
 }
 
 // check checks every report: it survives JSON and prints.
@@ -235,7 +223,8 @@ func TestHopsAreTakenApart(t *testing.T) {
 	span := func(lane, name, label string, from, to int) tensor.Span {
 		return tensor.Span{Lane: lane, Name: name, Label: label, Start: at(from), Took: at(to).Sub(at(from))}
 	}
-	got := takeApart([]string{"forward/hop 0 owner 1", "forward/hop 1 owner 0"}, []tensor.Span{
+	order := []HopTimes{{Pass: "forward", Label: "hop 0 owner 1"}, {Pass: "forward", Label: "hop 1 owner 0"}}
+	got := takeApart(order, []tensor.Span{
 		span("compute", "attention", "forward/hop 0 owner 1", 10, 14),
 		span("compute", "wait", "forward/hop 0 owner 1", 14, 18),
 		span("compute", "attention", "forward/hop 1 owner 0", 18, 21),
@@ -288,7 +277,7 @@ func TestTrainingIsSummarised(t *testing.T) {
 	if text, err := json.Marshal(tr); err != nil || !strings.Contains(string(text), `"comm_wait_seconds":null`) {
 		t.Errorf("as JSON: %s, %v", text, err)
 	}
-	check(t, &Report{Bench: "train", Ranks: 2, Machine: Machine{Device: "cpu"}, Train: tr})
+	check(t, &Report{Bench: "train", Ranks: 2, Machine: cost.Machine{Device: "cpu"}, Train: tr})
 	if err := (&Training{Skipped: 4}).Summarise(steps); err == nil {
 		t.Error("four steps, all of them skipped, were summarised")
 	}
@@ -329,7 +318,7 @@ func TestSpecsAreChecked(t *testing.T) {
 			t.Errorf("--dtype %s, on a CPU %t: %v", c.name, c.cpu, err)
 		}
 	}
-	if err := (&CommSpec{Sizes: []int64{4}, Calls: Calls}).Check(2); err == nil {
+	if err := (&CommSpec{Sizes: []int{4}, Calls: Calls}).Check(2); err == nil {
 		t.Error("4 bytes over 2 ranks were accepted")
 	}
 	if err := (&CommSpec{}).Check(1); err == nil {

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -10,7 +11,6 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/foresee/cost"
-	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -34,19 +34,19 @@ type CalibrateSpec struct {
 	// TransfersOnly measures only transfers.
 	TransfersOnly bool `json:"transfers_only"`
 	// Operations also measures operations of the model and transfers.
-	Operations bool    `json:"operations"`
-	Rows       []int   `json:"rows"` // rows of matrix products
-	Sides      []int   `json:"sides"`
-	Passes     []int   `json:"passes"` // tokens of elementwise operations
-	Links      []int64 `json:"links"`  // bytes
+	Operations bool  `json:"operations"`
+	Rows       []int `json:"rows"` // rows of matrix products
+	Sides      []int `json:"sides"`
+	Passes     []int `json:"passes"` // tokens of elementwise operations
+	Links      []int `json:"links"`  // bytes
 	// Budget is the time of one figure in seconds.
 	Budget float64 `json:"budget"`
 	// Heat is the time in seconds to warm up the device before a second measurement of attention calls and products of
-	// at least Long seconds. The second one counts. Each of its figures takes an eighth of Heat of its own work before.
-	// 0: no second measurement.
+	// at least Long seconds. The second one counts. Its first figure takes Heat of its own work before, each other an
+	// eighth. 0: no second measurement.
 	Heat float64 `json:"heat"`
 	Long float64 `json:"long"`
-	// Tolerance works as in Rank.
+	// Tolerance ends a figure when its iterations differ by less than this share.
 	Tolerance float64 `json:"tolerance"`
 }
 
@@ -65,7 +65,7 @@ func (s *CalibrateSpec) Default(device string) {
 			Sizes: []int{16, 64, 256, 1024}, Further: 256,
 			Documents: []int{4, 16, 64, 128}, DocumentTokens: 512,
 			Operations: true, Rows: []int{16, 128, 512, 2048}, Sides: []int{64, 256, 768}, Passes: []int{16, 128, 512},
-			Links: []int64{1 << 10, 16 << 10, 256 << 10, 4 << 20}, Budget: 0.03,
+			Links: []int{1 << 10, 16 << 10, 256 << 10, 4 << 20}, Budget: 0.03,
 			// The largest tiles take most of the time, and the savings of a mask differ by at most 11 % between head
 			// dims.
 			MaskDims: 1, Tolerance: 0.05,
@@ -78,7 +78,7 @@ func (s *CalibrateSpec) Default(device string) {
 		Documents: []int{128, 512, 2048}, DocumentTokens: 16384,
 		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384},
 		Passes: []int{128, 2048, 32768},
-		Links:  []int64{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
+		Links:  []int{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
 		Budget: 0.1, // most figures take far less
 		// A card cools while the host plans cuDNN graphs and compiles kernels for new shapes. Measured cold, cuDNN was
 		// 6 % ahead of flash; with both kept warm it is 4 % behind. The calls of a ring over four GPUs at 32K take 0.7
@@ -100,25 +100,22 @@ func (s *CalibrateSpec) Workspace() int64 {
 	})
 }
 
-// Calibrate measures everything, and passes the parts of the set to emit, as Attention does.
-func (r *Rank) Calibrate(ctx context.Context, s CalibrateSpec, emit func(cost.Set) error) (err error) {
-	defer device.Caught(&err)
-	r.Budget, r.Tolerance = s.Budget, s.Tolerance
-	c := &calibration{Rank: r, spec: s, dtype: types[s.DType]}
-	parts := []func(context.Context) (cost.Set, error){c.attention}
+// calibrate measures everything and passes the parts of the set to emit.
+func (r *Rank) calibrate(ctx context.Context, s *CalibrateSpec, emit func(Row) error) error {
+	c := &calibration{Rank: r, spec: *s, dtype: types[s.DType]}
+	parts := []func(context.Context, *cost.Set) error{c.attention}
 	if s.Operations {
-		parts = append(parts, c.products, c.passes, c.host, c.links)
+		parts = append(parts, c.operations(c.products()), c.operations(c.passes()), c.host, c.links)
 	}
 	if s.TransfersOnly {
-		parts = []func(context.Context) (cost.Set, error){c.links}
+		parts = []func(context.Context, *cost.Set) error{c.links}
 	}
 	for _, part := range parts {
-		set, err := part(ctx)
-		if err != nil {
+		set := cost.Set{Ranks: r.World.Size()}
+		if err := part(ctx, &set); err != nil {
 			return err
 		}
-		set.Ranks = r.World.Size()
-		if err := emit(set); err != nil {
+		if err := emit(Row{Calibrate: &set}); err != nil {
 			return err
 		}
 	}
@@ -129,197 +126,123 @@ type calibration struct {
 	*Rank
 	spec  CalibrateSpec
 	dtype tensor.DType
-	warm  float64 // seconds of warm-up before settled measures
 }
 
-// settled returns the median time of work after c.warm seconds of warm-up.
-func (c *calibration) settled(ctx context.Context, work func() error) (float64, error) {
-	turns := 1
-	if c.warm > 0 {
-		one, _, err := c.measure(ctx, 1, minIters, work)
-		if err != nil {
-			return 0, err
-		}
-		turns = int(c.warm/max(one, 1e-9)) + 1
+// effort returns the effort of one figure, after heat seconds of warm-up.
+func (c *calibration) effort(heat float64) effort {
+	e := effort{heat: heat, budget: c.spec.Budget, tolerance: c.spec.Tolerance}
+	if heat > 0 {
+		e.warmup = minIters // the first may prepare kernels
 	}
-	seconds, _, err := c.measure(ctx, turns, 0, work)
-	return seconds, err
+	return e
 }
 
-func (c *calibration) attention(ctx context.Context) (set cost.Set, err error) {
+// attention measures every call, then long ones again, on a device as warm as in a training step.
+func (c *calibration) attention(ctx context.Context, set *cost.Set) error {
 	n, dim := slices.Max(c.spec.Sizes), slices.Max(c.spec.Dims)
-	arena, err := c.Device.Arena("tensors of attention", c.attentionBytes(n, dim))
+	meter := tensor.NewMeter()
+	c.call(meter, n, n, dim)
+	arena, err := c.Device.Arena("tensors of attention", meter.Peak())
 	if err != nil {
-		return set, err
+		return err
 	}
-	if c.spec.Heat > 0 {
-		c.Budget = c.spec.Budget / 5 // again measures long calls with the whole budget
+	set.Attention = c.tiles()
+	cold, hot := c.effort(0), c.effort(c.spec.Heat)
+	if hot.heat > 0 {
+		cold.budget /= 5 // long calls have the whole budget later
 	}
-	for _, t := range c.tiles() {
-		rows, err := c.tile(ctx, arena, t)
-		if err != nil {
-			return set, err
-		}
-		set.Attention = append(set.Attention, rows...)
-	}
-	if c.spec.Heat > 0 {
-		c.Budget = c.spec.Budget
-		return set, c.again(ctx, arena, set.Attention)
-	}
-	return set, nil
-}
-
-// A tileOf is a tile to measure, or several equal ones in one call.
-type tileOf struct {
-	mask      string
-	q, k, dim int
-	tiles     int // number of tiles with cost.Documents
-}
-
-func (c *calibration) tiles() (list []tileOf) {
-	n := slices.Max(c.spec.Sizes)
-	for i, dim := range c.spec.Dims {
-		masked := c.spec.MaskDims == 0 || i < c.spec.MaskDims
-		for _, q := range c.spec.Sizes {
-			for _, k := range c.spec.Sizes {
-				masks := []string{cost.Full}
-				if q == k && (masked || q < n) {
-					masks = []string{cost.Full, cost.Causal, cost.Band}
-				}
-				for _, mask := range masks {
-					list = append(list, tileOf{mask, q, k, dim, 0})
-				}
-			}
-		}
-		for _, n := range c.spec.Documents {
-			list = append(list, tileOf{cost.Documents, n, n, dim, c.spec.DocumentTokens / n})
-		}
-	}
-	return list
-}
-
-// again measures long calls a second time, on a device as warm as in a training step. Each tile has two rows.
-func (c *calibration) again(ctx context.Context, arena *tensor.Arena, rows []cost.Attention) error {
-	long := false
-	for i, t := range c.tiles() {
-		pair := rows[2*i : 2*i+2]
-		if max(pair[0].Seconds, pair[1].Seconds) < c.spec.Long {
-			continue
-		}
-		if !long {
-			if err := c.heat(ctx, arena); err != nil {
-				return err
-			}
-		}
-		long = true
-		c.warm = c.spec.Heat / 8
-		hot, err := c.tile(ctx, arena, t)
-		if c.warm = 0; err != nil {
+	for i := range set.Attention {
+		if err := c.tile(ctx, arena, &set.Attention[i], cold); err != nil {
 			return err
 		}
-		for j := range pair {
-			if pair[j].Seconds >= c.spec.Long {
-				pair[j] = hot[j]
+	}
+	for i := range set.Attention {
+		if row := &set.Attention[i]; hot.heat > 0 && row.Seconds >= c.spec.Long {
+			if err := c.tile(ctx, arena, row, hot); err != nil {
+				return err
 			}
+			hot.heat = c.spec.Heat / 8
 		}
 	}
 	return nil
 }
 
-func (c *calibration) heat(ctx context.Context, arena *tensor.Arena) error {
-	defer arena.Release(arena.Mark())
-	p, err := c.load(ctx, arena, tileOf{cost.Full, slices.Max(c.spec.Sizes), slices.Max(c.spec.Sizes),
-		slices.Max(c.spec.Dims), 0})
-	if err != nil {
-		return err
+// tiles lists the calls to measure, forward and backward: a tile of every pair of sizes, square ones with every mask,
+// and documents.
+func (c *calibration) tiles() (list []cost.Attention) {
+	add := func(mask string, q, k, dim, tiles int) {
+		for _, backward := range []bool{false, true} {
+			list = append(list, cost.Attention{Backend: c.spec.Backend, DType: c.spec.DType, Backward: backward, Mask: mask,
+				Dim: dim, Heads: c.spec.Heads, KVHeads: c.spec.KVHeads, Queries: q, Keys: k, Tiles: tiles})
+		}
 	}
-	one, _, err := c.measure(ctx, 1, minIters, func() error { return p.backward(c.Device.Kernel, 1) })
-	if err != nil {
-		return err
+	n := slices.Max(c.spec.Sizes)
+	for i, dim := range c.spec.Dims {
+		masked := c.spec.MaskDims == 0 || i < c.spec.MaskDims
+		for _, q := range c.spec.Sizes {
+			for _, k := range c.spec.Sizes {
+				add(cost.Full, q, k, dim, 0)
+				if q == k && (masked || q < n) {
+					add(cost.Causal, q, k, dim, 0)
+					add(cost.Band, q, k, dim, 0)
+				}
+			}
+		}
+		for _, n := range c.spec.Documents {
+			add(cost.Documents, n, n, dim, c.spec.DocumentTokens/n)
+		}
 	}
-	_, _, err = c.measure(ctx, 1, int(c.spec.Heat/one)+1, func() error { return p.backward(c.Device.Kernel, 1) })
-	return err
-}
-
-func (c *calibration) attentionBytes(n, dim int) int64 {
-	a := tensor.NewMeter()
-	c.call(a, n, n, dim)
-	return a.Peak()
+	return list
 }
 
 // A call holds the tensors of a pass over one block, or several with the same keys.
 type call struct {
-	q, k, v, o, do View
-	acc            attention.Partial
-	saved          attention.Saved
-	grads          attention.Grads
-	softmax        attention.Softmax
-	tiles          []partition.Tile
+	tensors
+	acc     attention.Partial
+	delta   View
+	softmax attention.Softmax
+	tiles   []partition.Tile
 }
 
 func (c *calibration) call(a *tensor.Arena, q, k, dim int) *call {
-	h, kv, sum := c.spec.Heads, c.spec.KVHeads, tensor.F32
-	of := func(t tensor.DType, n, heads int) View { return a.Alloc(t, 1, n, heads, dim) }
-	p := &call{
-		q: of(c.dtype, q, h), k: of(c.dtype, k, kv), v: of(c.dtype, k, kv), o: of(c.dtype, q, h), do: of(c.dtype, q, h),
-		grads:   attention.Grads{DQ: of(sum, q, h), DK: of(sum, k, kv), DV: of(sum, k, kv)},
-		softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))},
+	p := &call{tensors: newTensors(a, c.dtype, q, k, c.spec.Heads, c.spec.KVHeads, dim),
+		softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))}}
+	p.acc, p.delta = p.out, a.Alloc(tensor.F32, 1, q, c.spec.Heads, 1)
+	if c.dtype != tensor.F32 {
+		p.acc.O = a.Alloc(tensor.F32, 1, q, c.spec.Heads, dim)
 	}
-	p.acc = attention.Partial{O: p.o, LSE: a.Alloc(sum, 1, q, h, 1)}
-	if c.dtype != sum {
-		p.acc.O = of(sum, q, h)
-	}
-	p.saved = attention.Saved{O: p.o, LSE: p.acc.LSE, Delta: a.Alloc(sum, 1, q, h, 1)}
 	return p
 }
 
-func (c *calibration) load(ctx context.Context, arena *tensor.Arena, t tileOf) (*call, error) {
-	n := max(t.tiles, 1)
-	p := c.call(arena, n*t.q, n*t.k, t.dim)
-	p.tiles = (&cost.Attention{Mask: t.mask, Queries: t.q, Keys: t.k, Tiles: t.tiles}).MeasuredTiles()
-	return p, c.random(ctx, 1, p.q, p.k, p.v, p.do)
-}
-
-// tile measures a tile forward and backward: a pass with one block, and the extra cost of a second block.
-func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, t tileOf) (rows []cost.Attention, err error) {
+// tile measures a call of one block, and for small tiles the extra cost of a second block.
+func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, row *cost.Attention, e effort) (err error) {
 	defer arena.Release(arena.Mark())
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("attention of %d queries and %d keys, %s, head dim %d: %w", t.q, t.k, t.mask, t.dim, err)
+			err = fmt.Errorf("attention of %d queries and %d keys, %s, head dim %d: %w", row.Queries, row.Keys, row.Mask,
+				row.Dim, err)
 		}
 	}()
-	p, err := c.load(ctx, arena, t)
-	if err != nil {
-		return nil, err
+	n := max(row.Tiles, 1)
+	p := c.call(arena, n*row.Queries, n*row.Keys, row.Dim)
+	p.tiles = row.MeasuredTiles()
+	if err := c.random(ctx, 1, p.q, p.k, p.v, p.do); err != nil {
+		return err
 	}
-	row := cost.Attention{
-		Backend: c.spec.Backend, DType: c.spec.DType, Mask: t.mask, Dim: t.dim,
-		Heads: c.spec.Heads, KVHeads: c.spec.KVHeads, Queries: t.q, Keys: t.k, Tiles: t.tiles,
+	pass := p.forward
+	if row.Backward {
+		if err := p.forward(c.Device.Kernel, 1); err != nil { // for the output and LSE
+			return err
+		}
+		pass = p.backward
 	}
-	forward, backward := row, row
-	backward.Backward = true
-	for _, m := range []struct {
-		row  *cost.Attention
-		pass func(blocks int) error
-	}{
-		{&forward, func(n int) error { return p.forward(c.Device.Kernel, n) }},
-		{&backward, func(n int) error { return p.backward(c.Device.Kernel, n) }},
-	} {
-		seconds, err := c.settled(ctx, func() error { return m.pass(1) })
-		if err != nil {
-			return nil, err
-		}
-		m.row.Seconds = seconds
-		if t.mask != cost.Full || max(t.q, t.k) > c.spec.Further {
-			continue
-		}
-		both, err := c.settled(ctx, func() error { return m.pass(2) })
-		if err != nil {
-			return nil, err
-		}
-		m.row.Further = max(both-seconds, seconds/10) // noise may make the difference negative
+	row.Seconds, _, err = c.measure(ctx, e, func() error { return pass(c.Device.Kernel, 1) })
+	if err != nil || row.Mask != cost.Full || max(row.Queries, row.Keys) > c.spec.Further {
+		return err
 	}
-	return []cost.Attention{forward, backward}, nil
+	both, _, err := c.measure(ctx, e, func() error { return pass(c.Device.Kernel, 2) })
+	row.Further = max(both-row.Seconds, row.Seconds/10) // noise may make the difference negative
+	return err
 }
 
 func (p *call) block(i, n int) attention.Block {
@@ -327,7 +250,7 @@ func (p *call) block(i, n int) attention.Block {
 }
 
 func (p *call) forward(kernel attention.Kernel, blocks int) error {
-	pass, err := kernel.Forward(p.o, p.acc, p.q, p.softmax)
+	pass, err := kernel.Forward(p.out.O, p.acc, p.q, p.softmax)
 	for i := 0; i < blocks && err == nil; i++ {
 		err = pass.Block(p.block(i, blocks))
 	}
@@ -338,7 +261,8 @@ func (p *call) forward(kernel attention.Kernel, blocks int) error {
 }
 
 func (p *call) backward(kernel attention.Kernel, blocks int) error {
-	pass, err := kernel.Backward(p.grads.DQ, p.do, p.q, p.saved, p.softmax)
+	saved := attention.Saved{O: p.out.O, LSE: p.out.LSE, Delta: p.delta}
+	pass, err := kernel.Backward(p.grads.DQ, p.do, p.q, saved, p.softmax)
 	for i := 0; i < blocks && err == nil; i++ {
 		err = pass.Block(attention.GradBlock{
 			Block: p.block(i, blocks), KeyGrads: attention.KeyGrads{DK: p.grads.DK, DV: p.grads.DV},
@@ -351,128 +275,63 @@ func (p *call) backward(kernel attention.Kernel, blocks int) error {
 	return pass.End()
 }
 
-func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
-	rows, side := slices.Max(c.spec.Rows), slices.Max(c.spec.Sides)
-	arena, err := c.Device.Arena("tensors of products", c.productBytes(rows, side, side)+c.coldBytes())
-	if err != nil {
-		return set, err
-	}
-	ops := c.Device.Ops
-	heat := c.spec.Heat // before the next long product
+// products lists matrix products of every size.
+func (c *calibration) products() (list []operation) {
+	s := &OpsSpec{DType: c.spec.DType}
 	for _, n := range c.spec.Rows {
 		for _, in := range c.spec.Sides {
 			for _, out := range c.spec.Sides {
-				mark := arena.Mark()
-				list, err := c.operandsOf(ctx, arena, n, in, out)
-				at := 0
-				next := func() *operands { at++; return &list[at%len(list)] }
-				for _, op := range []struct {
-					kind string
-					run  func(o *operands)
-				}{
-					// list[0] is in the cache, as is the output of the previous operation in a step.
-					{"linear", func(o *operands) { ops.Linear(o.y, list[0].x, o.w, View{}) }},
-					{"linear dx", func(o *operands) { ops.LinearDX(o.x, list[0].y, o.w, false) }},
-					{"linear dw", func(o *operands) { ops.LinearDW(o.dw, list[0].y, o.x, false) }},
-				} {
-					seconds, work := 0.0, func() error { op.run(next()); return nil }
-					if err == nil {
-						seconds, _, err = c.measure(ctx, 1, 0, work)
-					}
-					if err == nil && heat > 0 && seconds >= c.spec.Long {
-						c.warm, heat = heat, c.spec.Heat/8
-						seconds, err = c.settled(ctx, work)
-						c.warm = 0
-					}
-					set.Products = append(set.Products, cost.Product{Kind: op.kind, DType: c.spec.DType, Rows: n,
-						In: in, Out: out, Seconds: seconds})
-				}
-				if arena.Release(mark); err != nil {
-					return set, fmt.Errorf("product of %s: %w", dims(n, in, out), err)
-				}
+				list = append(list, s.linear("linear", n, in, out), s.linearDX("linear dx", n, in, out),
+					s.linearDW("linear dw", n, in, out))
 			}
 		}
 	}
-	return set, nil
+	return list
 }
 
-type operands struct{ x, y, w, dw View }
+// passes lists the elementwise operations of `bench ops` at several lengths.
+func (c *calibration) passes() (list []operation) {
+	for _, tokens := range c.spec.Passes {
+		for _, o := range c.opsSpec(tokens).operations() {
+			if w, _ := o.work(); w.Rows == 0 {
+				list = append(list, o)
+			}
+		}
+	}
+	return list
+}
 
 // cold is the size of the operands that a CPU's operations rotate through. It exceeds a core's own cache, since a step
 // returns to weights and activations only after all others.
 const cold = 16 << 20
 
-// coldBytes returns the memory for cold operands, in addition to those of one product.
-func (c *calibration) coldBytes() int64 {
-	if c.Device.Machine.Arch != 0 {
-		return 0
-	}
-	return cold
-}
-
-// productBytes returns an upper bound of the operands' bytes.
-func (c *calibration) productBytes(n, in, out int) int64 {
-	const align = 4 << 8 // for four operands
-	return int64(c.dtype.Size())*int64(n*in+n*out+in*out) + 4*int64(in*out) + align
-}
-
-const mostOperands = 16
-
-func (c *calibration) turns(bytes int64) int64 { return min(1+c.coldBytes()/bytes, mostOperands) }
-
-func (c *calibration) operandsOf(
-	ctx context.Context, arena *tensor.Arena, n, in, out int,
-) (list []operands, err error) {
-	of := func(shape ...int) View {
-		v := arena.Alloc(c.dtype, shape...)
-		if err == nil {
-			err = c.random(ctx, 1, v)
+// operations returns a part that measures operations, with bytes as a plan counts them, and long products again.
+func (c *calibration) operations(list []operation) func(context.Context, *cost.Set) error {
+	return func(ctx context.Context, set *cost.Set) error {
+		bytes, hot := int64(cold), c.effort(c.spec.Heat)
+		if c.Device.Machine.Arch != 0 {
+			bytes = 0
 		}
-		return v
+		return c.eachOperation(ctx, list, bytes, func(o *operation, w cost.Work, run func() error) error {
+			seconds, _, err := c.measure(ctx, c.effort(0), run)
+			if err == nil && w.Rows > 0 && hot.heat > 0 && seconds >= c.spec.Long {
+				seconds, _, err = c.measure(ctx, hot, run)
+				hot.heat = c.spec.Heat / 8
+			}
+			dtype := cost.Name(w.DType)
+			if w.Rows > 0 {
+				set.Products = append(set.Products, cost.Product{Kind: w.Op, DType: dtype, Rows: w.Rows, In: w.In, Out: w.Out,
+					Seconds: seconds})
+			} else {
+				set.Passes = append(set.Passes, cost.Pass{Op: w.Op, DType: dtype, Bytes: w.Bytes, Seconds: seconds})
+			}
+			return err
+		})
 	}
-	for range c.turns(c.productBytes(n, in, out)) {
-		o := operands{of(1, n, 1, in), of(1, n, 1, out), of(1, out, 1, in), arena.Alloc(tensor.F32, 1, out, 1, in)}
-		list = append(list, o)
-	}
-	return list, err
 }
 
-// passes measures the elementwise operations of `bench ops` at several lengths. It counts bytes as a plan does, and
-// rotates operands as products does.
-func (c *calibration) passes(ctx context.Context) (set cost.Set, err error) {
-	most := c.opsSpec(slices.Max(c.spec.Passes))
-	arena, err := c.Device.Arena("tensors of passes", most.bytes()+c.coldBytes())
-	if err != nil {
-		return set, err
-	}
-	for _, tokens := range c.spec.Passes {
-		s := c.opsSpec(tokens)
-		b := &opsRun{Rank: c.Rank, ctx: ctx, s: s, t: c.dtype, ops: c.Device.Ops, arena: arena}
-		list := slices.Concat([]func() operation{b.copyAll}, b.norms(), b.rest(), b.optimizer())
-		for _, make := range list {
-			mark := arena.Mark()
-			o := make()
-			w, list, at := b.work(o), []operation{o}, 0
-			for range c.turns(w.Bytes) - 1 {
-				list = append(list, make())
-			}
-			if b.err != nil {
-				return set, fmt.Errorf("%s: %w", o.name, b.err)
-			}
-			seconds, _, err := c.measure(ctx, 1, 0, func() error { at++; list[at%len(list)].run(); return nil })
-			if err != nil {
-				return set, fmt.Errorf("%s: %w", o.name, err)
-			}
-			arena.Release(mark)
-			set.Passes = append(set.Passes, cost.Pass{Op: w.Op, DType: cost.Name(w.DType), Bytes: w.Bytes,
-				Seconds: seconds})
-		}
-	}
-	return set, nil
-}
-
-func (c *calibration) opsSpec(tokens int) OpsSpec {
-	s := OpsSpec{}
+func (c *calibration) opsSpec(tokens int) *OpsSpec {
+	s := &OpsSpec{}
 	s.Default(c.Device.Machine.Device())
 	s.DType, s.Params = c.spec.DType, max(s.Params*tokens/s.Tokens, 1024)
 	s.Chunk = min(s.Chunk, tokens)
@@ -480,28 +339,19 @@ func (c *calibration) opsSpec(tokens int) OpsSpec {
 	return s
 }
 
-// work returns the cost.Work of an operation without running it.
-func (b *opsRun) work(o operation) (w cost.Work) {
-	ops, optimizer := b.ops, b.Device.Optim
-	record := cost.Recorder(func(x cost.Work) { w = x })
-	b.ops, b.Device.Optim = record, record
-	o.run()
-	b.ops, b.Device.Optim = ops, optimizer
-	return w
-}
-
 var hostCopies = []int{64 << 10, 1 << 20, 16 << 20}
 
 // host measures copies between device and host, and the host's time to queue a call.
-func (c *calibration) host(ctx context.Context) (set cost.Set, err error) {
+func (c *calibration) host(ctx context.Context, set *cost.Set) error {
 	most := slices.Max(hostCopies)
 	arena, err := c.Device.Arena("copies", int64(most)+1<<10)
 	if err != nil {
-		return set, err
+		return err
 	}
-	there, here := arena.Alloc(tensor.F32, most/4), View{}
-	if here, err = c.Device.HostVector("copies", tensor.F32, most/4); err != nil {
-		return set, err
+	there := arena.Alloc(tensor.F32, most/4)
+	here, err := c.Device.HostVector("copies", tensor.F32, most/4)
+	if err != nil {
+		return err
 	}
 	defer c.Device.FreeHostVector(here)
 	for _, n := range hostCopies {
@@ -510,15 +360,15 @@ func (c *calibration) host(ctx context.Context) (set cost.Set, err error) {
 			name string
 			run  func()
 		}{{"upload", func() { c.Device.Store.Upload(d, h) }}, {"download", func() { c.Device.Store.Download(h, d) }}} {
-			seconds, _, err := c.measure(ctx, 1, 0, func() error { op.run(); return nil })
+			seconds, _, err := c.measure(ctx, c.effort(0), func() error { op.run(); return nil })
 			if err != nil {
-				return set, fmt.Errorf("%s of %s: %w", op.name, readable.Bytes(int64(n)), err)
+				return fmt.Errorf("%s of %s: %w", op.name, readable.Bytes(int64(n)), err)
 			}
 			set.Passes = append(set.Passes, cost.Pass{Op: op.name, DType: "fp32", Bytes: int64(n), Seconds: seconds})
 		}
 	}
 	set.CallSeconds, err = c.queueing(ctx, there.Slice(tensor.Dim, 0, 1))
-	return set, err
+	return err
 }
 
 const queued = 256
@@ -544,12 +394,12 @@ func (c *calibration) queueing(ctx context.Context, v View) (float64, error) {
 }
 
 // links measures transfers between neighbours and collectives on every transport.
-func (c *calibration) links(ctx context.Context) (set cost.Set, err error) {
+func (c *calibration) links(ctx context.Context, set *cost.Set) error {
 	if c.World.Size() == 1 {
-		return set, nil
+		return nil
 	}
-	s := CommSpec{Sizes: c.spec.Links, Calls: Calls, Iters: minIters, Warmup: 1}
-	err = c.Comm(ctx, s, func(t Transfer) error {
+	s := &CommSpec{Sizes: c.spec.Links, Calls: Calls, Iters: minIters, Warmup: 1}
+	return c.comm(ctx, s, func(t Transfer) error {
 		pair := cost.SameHost
 		if t.Transport == "tcp" {
 			pair = cost.OtherHost
@@ -558,5 +408,65 @@ func (c *calibration) links(ctx context.Context) (set cost.Set, err error) {
 			Bytes: t.Bytes, Seconds: t.Seconds})
 		return nil
 	})
-	return set, err
+}
+
+// CostTables returns a cost table for a terminal, with the smallest and the largest measurement of each kind of work.
+func CostTables(t *cost.Table) []readable.Table {
+	var out []readable.Table
+	for i := range t.Sets {
+		s := &t.Sets[i]
+		table := readable.Table{
+			Title: fmt.Sprintf("cost table of %s, %d rank%s at once", t.Machine.Device, s.Ranks,
+				map[bool]string{false: "s"}[s.Ranks == 1]),
+			Head: []string{"work", "from", "µs", "rate", "to", "µs", "rate", "", "points"},
+		}
+		names, points := pointsOf(s)
+		for _, name := range names {
+			low, high := slices.MinFunc(points[name], smaller), slices.MaxFunc(points[name], smaller)
+			table.Add(name, low.size, readable.Number(1e6*low.seconds), readable.Number(low.rate()), high.size,
+				readable.Number(1e6*high.seconds), readable.Number(high.rate()), low.unit, fmt.Sprint(len(points[name])))
+		}
+		if s.CallSeconds > 0 {
+			table.Notes = []string{fmt.Sprintf("the host needs %s µs to queue a call", readable.Number(1e6*s.CallSeconds))}
+		}
+		out = append(out, table)
+	}
+	return out
+}
+
+// A point is the time of an amount of work, with a unit of 1e9 a second.
+type point struct {
+	unit, size      string
+	amount, seconds float64
+}
+
+func (p point) rate() float64 { return p.amount / p.seconds / 1e9 }
+
+func smaller(a, b point) int { return cmp.Compare(a.amount, b.amount) }
+
+// pointsOf returns the points of each kind of work, and the kinds in order.
+func pointsOf(s *cost.Set) (names []string, points map[string][]point) {
+	points = make(map[string][]point)
+	add := func(name, unit, size string, amount, seconds float64) {
+		if len(points[name]) == 0 {
+			names = append(names, name)
+		}
+		points[name] = append(points[name], point{unit, size, amount, seconds})
+	}
+	for _, a := range s.Attention {
+		way := map[bool]string{true: "backward", false: "forward"}[a.Backward]
+		add(fmt.Sprintf("%s %s, %s, %d, %s", a.Backend, a.DType, a.Mask, a.Dim, way), "GFLOP/s", dims(a.Queries, a.Keys),
+			FLOPs(max(a.Tiles, 1)*cost.Tile(a.Mask, a.Queries, a.Keys).Pairs(), a.Heads, a.Dim, a.Dim), a.Seconds)
+	}
+	for _, p := range s.Products {
+		add(p.Kind+" "+p.DType, "GFLOP/s", dims(p.Rows, p.In, p.Out),
+			cost.Work{Rows: p.Rows, In: p.In, Out: p.Out}.FLOPs(), p.Seconds)
+	}
+	for _, p := range s.Passes {
+		add(p.Op+" "+p.DType, "GB/s", readable.Bytes(p.Bytes), float64(p.Bytes), p.Seconds)
+	}
+	for _, k := range s.Links {
+		add(fmt.Sprintf("%s, %s", k.Call, k.Transport), "GB/s", readable.Bytes(k.Bytes), float64(k.Bytes), k.Seconds)
+	}
+	return names, points
 }

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -17,22 +16,11 @@ func TestCalibrate(t *testing.T) {
 		spec := CalibrateSpec{
 			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{16}, Sizes: []int{8, 32}, Further: 8,
 			Documents: []int{4}, DocumentTokens: 16,
-			Operations: true, Rows: []int{4}, Sides: []int{8, 16}, Passes: []int{4}, Links: []int64{64, 4096},
+			Operations: true, Rows: []int{4}, Sides: []int{8, 16}, Passes: []int{4}, Links: []int{64, 4096},
 			Budget: 1e-4, Tolerance: 0.5,
 			Heat: 1e-3 * float64(n-1), // with Long 0, all calls are long
 		}
-		set := cost.Set{Ranks: n}
-		ranks(t, n, func(r *Rank) error {
-			return r.Calibrate(context.Background(), spec, func(s cost.Set) error {
-				if r.World.Rank() > 0 {
-					return nil
-				}
-				set.Attention, set.Products = append(set.Attention, s.Attention...), append(set.Products, s.Products...)
-				set.Passes, set.Links = append(set.Passes, s.Passes...), append(set.Links, s.Links...)
-				set.CallSeconds = max(set.CallSeconds, s.CallSeconds)
-				return nil
-			})
-		})
+		set := measure(t, n, Task{Calibrate: &spec}).Costs
 		// Four pairs of sizes, two of them squares with two more masks, and documents, forward and backward; three
 		// products per shape.
 		if got := []int{len(set.Attention), len(set.Products), len(set.Links)}; !slices.Equal(got,
@@ -76,32 +64,41 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// Products on a CPU rotate through disjoint operands, for large products as many as fit.
+// Operations on a CPU rotate through disjoint operands, large ones as many as fit. Products keep their input.
 func TestOperandsTakeTurns(t *testing.T) {
+	s := &OpsSpec{DType: "fp32"}
 	ranks(t, 1, func(r *Rank) error {
-		c := &calibration{Rank: r, dtype: tensor.F32}
-		for _, x := range []struct{ n, in, out, want int }{{4, 8, 16, mostOperands}, {512, 512, 512, 4}} {
-			arena, err := r.Device.Arena("operands", c.productBytes(x.n, x.in, x.out)+c.coldBytes())
+		for _, x := range []struct{ n, in, out, want int }{{4, 8, 16, mostTurns}, {512, 512, 512, 6}} {
+			o := s.linear("linear", x.n, x.in, x.out)
+			_, bytes := o.work()
+			arena, err := r.Device.Arena("operands", bytes+cold)
 			if err != nil {
 				return err
 			}
-			list, err := c.operandsOf(context.Background(), arena, x.n, x.in, x.out)
+			_, list, err := r.turns(t.Context(), arena, &o, cold)
 			if err != nil || len(list) != x.want {
-				t.Errorf("%v: %d sets of operands, %v; want %d", x, len(list), err, x.want)
+				t.Fatalf("%v: %d sets of operands, %v; want %d", x, len(list), err, x.want)
 			}
-			for i, o := range list {
-				for _, v := range []View{o.x, o.y, o.w, o.dw} {
-					for j := range tensor.Data[float32](v) {
-						tensor.Data[float32](v)[j] = float32(i)
+			if err := r.Device.Stream.Sync(t.Context()); err != nil { // before the test writes
+				return err
+			}
+			fills := func(v View, want int) bool {
+				return !slices.ContainsFunc(tensor.Data[float32](v), func(e float32) bool { return e != float32(want) })
+			}
+			for i, v := range list {
+				for _, k := range []int{0, 2} {
+					for j := range tensor.Data[float32](v[k]) {
+						tensor.Data[float32](v[k])[j] = float32(i)
 					}
 				}
 			}
-			for i, o := range list {
-				for _, v := range []View{o.x, o.y, o.w, o.dw} {
-					if slices.ContainsFunc(tensor.Data[float32](v), func(e float32) bool { return e != float32(i) }) {
-						t.Fatalf("%v: operands %d are others', too", x, i)
-					}
+			for i, v := range list {
+				if !fills(v[0], i) || !fills(v[2], i) || tensor.Data[float32](v[1])[0] != tensor.Data[float32](list[0][1])[0] {
+					t.Fatalf("%v: operands %d are others', too", x, i)
 				}
+			}
+			if arena.Peak() > bytes+cold {
+				t.Errorf("%v: %d bytes of operands, more than %d", x, arena.Peak(), bytes+cold)
 			}
 		}
 		return nil
@@ -113,8 +110,7 @@ func TestMeasurementsSettle(t *testing.T) {
 	const long = 20 * time.Millisecond
 	made := make([]int, 2)
 	ranks(t, 2, func(r *Rank) error {
-		r.Budget, r.Tolerance = 1e-4, 1e6
-		seconds, n, err := r.measure(context.Background(), 1, 0, func() error {
+		seconds, n, err := r.measure(t.Context(), effort{budget: 1e-4, tolerance: 1e6}, func() error {
 			made[r.World.Rank()]++
 			time.Sleep(long)
 			return nil
@@ -128,9 +124,8 @@ func TestMeasurementsSettle(t *testing.T) {
 		t.Errorf("the ranks worked %v times", made)
 	}
 	ranks(t, 1, func(r *Rank) error {
-		r.Budget, r.Tolerance = 1e-4, 1e-12
-		work, n := 0, 0
-		_, n, err := r.measure(context.Background(), 1, 0, func() error {
+		work := 0
+		_, n, err := r.measure(t.Context(), effort{budget: 1e-4, tolerance: 1e-12}, func() error {
 			work++
 			time.Sleep(time.Duration(work) * time.Millisecond) // no two iterations agree
 			return nil
@@ -147,7 +142,7 @@ func TestSpread(t *testing.T) {
 		xs   []float64
 		want float64
 	}{{nil, 0}, {[]float64{3}, 0}, {[]float64{2, 3, 2}, 0.5}, {[]float64{1, 4, 4, 5, 4, 100, 4, 6}, 0.25}} {
-		if got := Spread(c.xs); got != c.want {
+		if got := spread(c.xs); got != c.want {
 			t.Errorf("%v: %v, want %v", c.xs, got, c.want)
 		}
 	}
@@ -155,42 +150,31 @@ func TestSpread(t *testing.T) {
 
 // The benchmark of operations and a plan count the same bytes of an operation.
 func TestOperationsAreCountedAlike(t *testing.T) {
-	ranks(t, 1, func(r *Rank) error {
-		s := OpsSpec{}
-		s.Default("cpu")
-		arena, err := r.Device.Arena("tensors", s.bytes())
-		if err != nil {
-			return err
+	s := OpsSpec{}
+	s.Default("cpu")
+	hidden, mlp := 4*s.Tokens*s.Hidden, 4*s.Tokens*s.Intermediate
+	heads, angles := 4*s.Tokens*s.Heads*s.HeadDim, 4*s.Tokens*s.HeadDim
+	bytes := map[string]int{
+		"copy": 8 * s.Params, "rmsnorm": 2 * hidden, "add rmsnorm": 4 * hidden, "rmsnorm backward": 3 * hidden,
+		"rope": 2*heads + angles, "rope backward": 2*heads + angles, "norm rope": 2*heads + angles,
+		"swiglu": 3 * mlp, "swiglu backward": 5 * mlp, "embed": 2 * hidden, "embed backward": 3 * hidden,
+		"cross entropy": 8 * s.Chunk * s.Vocab, "zero": 4 * s.Params, "accumulate": 12 * s.Params,
+		"gradient norm": 4 * s.Params, "adamw": 28 * s.Params,
+	}
+	flops := map[string]int{
+		"matrix product": 2 * s.Ceiling * s.Ceiling * s.Ceiling,
+		"linear qkv":     2 * s.Tokens * s.Hidden * (s.Heads + 2*s.KVHeads) * s.HeadDim,
+		"linear out":     2 * s.Tokens * s.Heads * s.HeadDim * s.Hidden,
+		"linear head":    2 * s.Chunk * s.Hidden * s.Vocab,
+	}
+	for _, o := range s.operations() {
+		w, _ := o.work()
+		want, product := flops[o.name]
+		if strings.HasPrefix(o.name, "linear gate") || o.name == "linear down" {
+			want, product = 2*s.Tokens*s.Hidden*s.Intermediate, true
 		}
-		b := &opsRun{Rank: r, ctx: context.Background(), s: s, t: tensor.F32, ops: r.Device.Ops, arena: arena}
-		hidden, mlp := 4*s.Tokens*s.Hidden, 4*s.Tokens*s.Intermediate
-		heads, angles := 4*s.Tokens*s.Heads*s.HeadDim, 4*s.Tokens*s.HeadDim
-		bytes := map[string]int{
-			"copy": 8 * s.Params, "rmsnorm": 2 * hidden, "add rmsnorm": 4 * hidden, "rmsnorm backward": 3 * hidden,
-			"rope": 2*heads + angles, "rope backward": 2*heads + angles, "norm rope": 2*heads + angles,
-			"swiglu": 3 * mlp, "swiglu backward": 5 * mlp, "embed": 2 * hidden, "embed backward": 3 * hidden,
-			"cross entropy": 8 * s.Chunk * s.Vocab, "zero": 4 * s.Params, "accumulate": 12 * s.Params,
-			"gradient norm": 4 * s.Params, "adamw": 28 * s.Params,
+		if int(w.FLOPs()) != want || !product && int(w.Bytes) != bytes[o.name] {
+			t.Errorf("%s: %+v; want %d FLOPs, %d bytes", o.name, w, want, bytes[o.name])
 		}
-		flops := map[string]int{
-			"matrix product": 2 * s.Ceiling * s.Ceiling * s.Ceiling,
-			"linear qkv":     2 * s.Tokens * s.Hidden * (s.Heads + 2*s.KVHeads) * s.HeadDim,
-			"linear out":     2 * s.Tokens * s.Heads * s.HeadDim * s.Hidden,
-			"linear head":    2 * s.Chunk * s.Hidden * s.Vocab,
-		}
-		for _, make := range b.all() {
-			mark := arena.Mark()
-			o := make()
-			w := b.work(o)
-			want, product := flops[o.name]
-			if strings.HasPrefix(o.name, "linear gate") || o.name == "linear down" {
-				want, product = 2*s.Tokens*s.Hidden*s.Intermediate, true
-			}
-			if int(w.FLOPs()) != want || !product && int(w.Bytes) != bytes[o.name] {
-				t.Errorf("%s: %+v; want %d FLOPs, %d bytes", o.name, w, want, bytes[o.name])
-			}
-			arena.Release(mark)
-		}
-		return b.err
-	})
+	}
 }

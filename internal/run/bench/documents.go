@@ -8,14 +8,9 @@ import (
 	"math"
 	"math/bits"
 	"slices"
-	"syscall"
-	"time"
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/readable"
-	"github.com/cprun/cprun/internal/model/device"
-	"github.com/cprun/cprun/partition"
-	"github.com/cprun/cprun/ring"
 )
 
 const (
@@ -96,152 +91,73 @@ type PackedRow struct {
 	Dispatch float64 `json:"dispatch_seconds"`
 }
 
-// Line returns the row in one line.
-func (r *PackedRow) Line() string {
+func (r *PackedRow) line() string {
 	unit, scale := flopUnit(max(r.Forward.TFLOPs, r.Both.TFLOPs))
 	return fmt.Sprintf("%s %s: forward %s, backward %s %s per device", r.Layout, pattern(r.Algorithm, r.Gather),
 		readable.Number(scale*r.Forward.TFLOPs), readable.Number(scale*r.Backward.TFLOPs), unit)
 }
 
-type packed struct {
-	ring.Strategy
-	flops, forward, both, forwardRate, backwardRate, bothRate []float64
-	user, imbalance, sent, dispatch                           []float64
-	iters                                                     int // of the last pack
-}
-
-// Packed measures packs of documents and passes a row for each layout and algorithm to emit, as Attention does. It
-// alternates the rows pack by pack, since clocks and other load change over time.
-func (r *Rank) Packed(ctx context.Context, s AttentionSpec, emit func(PackedRow) error) (err error) {
-	defer device.Caught(&err)
-	t, err := r.attentionRun(s)
-	if err != nil {
-		return err
+// packed measures packs of documents and passes a row for each layout and algorithm to emit. It alternates the rows
+// pack by pack, since clocks and other load change over time.
+func (t *attentionRun) packed(ctx context.Context, emit func(Row) error) error {
+	s, rows := t.spec, t.spec.rows()
+	e := effort{warmup: s.Warmup, iters: s.Iters, budget: s.Seconds / float64(len(s.Packs)), most: math.MaxInt}
+	if s.Seconds == 0 {
+		e.iters = cmp.Or(s.Iters, packIters)
 	}
-	var cells []*packed
-	for _, w := range s.rows() {
-		cells = append(cells, &packed{Strategy: w.Strategy})
-	}
-	most := 0
-	for i, docs := range t.spec.Packs {
-		most = max(most, sum(docs))
-		for _, c := range cells {
-			if err := t.pack(ctx, c, docs); err != nil {
-				return fmt.Errorf("pack %d, %s: %w", i+1, c.Strategy, err)
+	measured := make([][]*sequence, len(rows))
+	for i, docs := range s.Packs {
+		for j, w := range rows {
+			start := t.arena.Mark()
+			x, err := t.sequence(ctx, w.Strategy, docs, e)
+			if err != nil {
+				return fmt.Errorf("pack %d, %s: %w", i+1, w.Strategy, err)
 			}
+			t.arena.Release(start)
+			measured[j] = append(measured[j], x)
 		}
 	}
-	for _, c := range cells {
-		if err := emit(c.row(t, most)); err != nil {
+	for _, packs := range measured {
+		if err := emit(Row{Packed: packedRow(packs)}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *packed) row(t *attentionRun, tokens int) PackedRow {
-	rate := func(seconds, rates []float64) Rate { return Rate{Seconds: Median(seconds), TFLOPs: Median(rates)} }
-	mean := 0.0
-	for _, x := range c.imbalance {
-		mean += x / float64(len(c.imbalance))
+func packedRow(packs []*sequence) *PackedRow {
+	median := func(of func(*sequence) float64) float64 {
+		var all []float64
+		for _, x := range packs {
+			all = append(all, of(x))
+		}
+		return Median(all)
 	}
-	backward := make([]float64, len(c.both))
-	for i := range backward {
-		backward[i] = c.both[i] - c.forward[i]
+	rates := func(of func(*sequence) Rate) Rate {
+		return Rate{Seconds: median(func(x *sequence) float64 { return of(x).Seconds }),
+			TFLOPs: median(func(x *sequence) float64 { return of(x).TFLOPs })}
 	}
-	return PackedRow{
-		Layout: string(c.Layout), Algorithm: c.Algorithm, Gather: c.Gather, Backend: t.spec.Backend, Ranks: t.World.Size(),
-		Packs: len(c.both), Tokens: tokens, Iters: c.iters,
-		FLOPs: Median(c.flops), Forward: rate(c.forward, c.forwardRate), Backward: rate(backward, c.backwardRate),
-		Both:        rate(c.both, c.bothRate),
-		UserSeconds: Median(c.user), Imbalance: mean, WorstImbalance: slices.Max(c.imbalance),
-		Sent: int64(Median(c.sent)), Dispatch: Median(c.dispatch),
+	last := packs[len(packs)-1]
+	row := &PackedRow{
+		Layout: last.Layout, Algorithm: last.Algorithm, Gather: last.Gather, Backend: last.Backend, Ranks: last.Ranks,
+		Packs: len(packs), Iters: last.Iters,
+		FLOPs:   median(func(x *sequence) float64 { return x.FLOPs }),
+		Forward: rates(func(x *sequence) Rate { return x.Forward }),
+		Backward: rates(func(x *sequence) Rate {
+			seconds := x.Both.Seconds - x.Forward.Seconds // below 0 by noise
+			return Rate{Seconds: seconds, TFLOPs: rate((bothOfForward-1)*x.FLOPs, seconds, x.Ranks).TFLOPs}
+		}),
+		Both:        rates(func(x *sequence) Rate { return x.Both }),
+		UserSeconds: median(func(x *sequence) float64 { return x.user }),
+		Sent:        int64(median(func(x *sequence) float64 { return float64(x.SentForward + x.SentBackward) })),
+		Dispatch:    median(func(x *sequence) float64 { return x.dispatch }),
 	}
-}
-
-func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
-	s, ranks := &t.spec, t.World.Size()
-	start := t.arena.Mark()
-	defer t.arena.Release(start)
-	began := time.Now()
-	shape, err := s.shape(c.Layout, docs, ranks)
-	if err != nil {
-		return err
+	for _, x := range packs {
+		row.Tokens = max(row.Tokens, x.Seq)
+		row.Imbalance += x.imbalance / float64(len(packs))
+		row.WorstImbalance = max(row.WorstImbalance, x.imbalance)
 	}
-	if _, err := ring.New(c.Algorithm, s.spec(c.Strategy, shape), t.World.Rank()); err != nil {
-		return err
-	}
-	dispatch := time.Since(began).Seconds()
-	p, err := t.load(ctx, c.Strategy, shape, t.World.Rank(), t.World)
-	if err != nil {
-		return err
-	}
-	took, err := t.times(ctx, max(s.Warmup, 1), p.both)
-	if err != nil {
-		return err
-	}
-	last, err := t.slowest(ctx, took[len(took)-1])
-	if err != nil {
-		return err
-	}
-	n := cmp.Or(s.Iters, max(packIters, int(math.Ceil(s.Seconds/float64(len(s.Packs))/max(last[0], 1e-9)))))
-	c.iters = n
-	forward, _, err := t.timed(ctx, n, p.forward)
-	if err != nil {
-		return err
-	}
-	both, user, err := t.timed(ctx, n, p.both)
-	if err != nil {
-		return err
-	}
-	first, second, err := p.recorded()
-	if err != nil {
-		return err
-	}
-	of, err := t.slowest(ctx, forward, both, user, float64(first.Sent+second.Sent), dispatch)
-	if err != nil {
-		return err
-	}
-	work := partition.Work(shape)
-	flops := FLOPs(sum(work), s.Heads, s.HeadDim, s.HeadDim)
-	add := func(to *[]float64, x float64) { *to = append(*to, x) }
-	add(&c.flops, flops)
-	add(&c.forward, of[0])
-	add(&c.both, of[1])
-	add(&c.user, of[2])
-	add(&c.sent, of[3])
-	add(&c.dispatch, of[4])
-	add(&c.imbalance, 1/partition.Balance(partition.WorkOfHeads(work, c.UlyssesDegree(ranks), s.Heads)))
-	add(&c.forwardRate, rate(flops, of[0], ranks).TFLOPs)
-	add(&c.bothRate, rate(bothOfForward*flops, of[1], ranks).TFLOPs)
-	add(&c.backwardRate, rate((bothOfForward-1)*flops, of[1]-of[0], ranks).TFLOPs)
-	return nil
-}
-
-// timed returns the median time of n iterations of work, and the user time of this process per iteration. All ranks
-// begin together.
-func (t *attentionRun) timed(ctx context.Context, n int, work func() error) (seconds, user float64, err error) {
-	if err := t.Control.Barrier(ctx); err != nil {
-		return 0, 0, err
-	}
-	before, err := userSeconds()
-	if err != nil {
-		return 0, 0, err
-	}
-	took, err := t.times(ctx, n, work)
-	if err != nil {
-		return 0, 0, err
-	}
-	after, err := userSeconds()
-	return Median(took), (after - before) / float64(n), err
-}
-
-func userSeconds() (float64, error) {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		return 0, fmt.Errorf("time of the process: %w", err)
-	}
-	return time.Duration(u.Utime.Nano()).Seconds(), nil
+	return row
 }
 
 func (a *Attention) packTable(on string) readable.Table {

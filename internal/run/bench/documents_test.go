@@ -3,6 +3,7 @@ package bench
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -19,7 +20,7 @@ func packsFile(t *testing.T, text string) string {
 
 // Packs of documents are measured with each layout and algorithm. FLOPs count only visible pairs.
 func TestPackedDocumentsAreMeasured(t *testing.T) {
-	spec := AttentionSpec{Algorithms: []string{"ring", "allgather"}, Layouts: []string{"document", "document-zigzag"},
+	spec := &AttentionSpec{Algorithms: []string{"ring", "allgather"}, Layouts: []string{"document", "document-zigzag"},
 		Backend: "flash",
 		Heads:   4, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1, Iters: 2, PackCount: 2,
 		Documents: packsFile(t, "[[40,3,21],[9,9,32,10],[1]]")}
@@ -34,10 +35,7 @@ func TestPackedDocumentsAreMeasured(t *testing.T) {
 	if len(spec.Packs) != 2 {
 		t.Fatalf("%d packs, want 2", len(spec.Packs))
 	}
-	var rows []PackedRow
-	ranks(t, 2, func(r *Rank) error {
-		return r.Packed(t.Context(), spec, collect(r, &rows))
-	})
+	rows := measure(t, 2, Task{Attention: spec}).Attention.Packed
 	if len(rows) != 4 {
 		t.Fatalf("%d rows, want 4", len(rows))
 	}
@@ -54,8 +52,6 @@ func TestPackedDocumentsAreMeasured(t *testing.T) {
 	if of := rows[0]; of.Layout != "document" || rows[3].Layout != "document-zigzag" || rows[1].Sent >= rows[3].Sent {
 		t.Errorf("rows %+v", rows)
 	}
-	check(t, &Report{Bench: "attention", Ranks: 2, Machine: Machine{Device: "cpu"},
-		Attention: &Attention{Spec: spec, Packed: rows}})
 }
 
 func TestPacksAreChecked(t *testing.T) {
@@ -85,6 +81,30 @@ func TestPacksAreChecked(t *testing.T) {
 	} {
 		if err := s.Load(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
+		}
+	}
+}
+
+// The packs equal the output of scripts/oracle/packs.py, which uses numpy's default_rng(42).
+func TestMagiPacksAreTheirs(t *testing.T) {
+	got, err := MagiPacks(16384, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := [][]int{
+		{216, 1536, 1536, 762, 350, 75, 75, 150, 350, 150, 75, 30, 3072, 30, 4096, 3881},
+		{326, 1536, 1536, 350, 762, 762, 350, 350, 350, 1536, 350, 2048, 3072, 30, 350, 762, 1914},
+		{792, 1536, 5, 150, 75, 1536, 4096, 4096, 150, 3948},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("packs of 16384 tokens: %v, want %v", got, want)
+	}
+}
+
+func TestMagiPacksRefuseOddLengths(t *testing.T) {
+	for _, tokens := range []int{0, 2, 10, -4} {
+		if p, err := MagiPacks(tokens, 1); err == nil {
+			t.Errorf("packs of %d tokens: %v, want an error", tokens, p)
 		}
 	}
 }

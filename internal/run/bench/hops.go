@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +13,16 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
+// HopTimes is one hop of a traced pass, in seconds.
+type HopTimes struct {
+	Pass     string  `json:"pass"` // forward, backward
+	Label    string  `json:"label"`
+	Compute  float64 `json:"compute_seconds"`  // kernels
+	Quiet    float64 `json:"quiet_seconds"`    // the same kernels without transfers
+	Transfer float64 `json:"transfer_seconds"` // the hop's transfers without kernels
+	Wait     float64 `json:"wait_seconds"`     // idle time of the compute stream
+}
+
 // hopRounds bounds the traced passes.
 const hopRounds = 5
 
@@ -21,60 +30,57 @@ const hopRounds = 5
 // passes. It alternates passes with and without transfers, since clocks change as devices get warm. seconds is the time
 // of a pass.
 func (t *attentionRun) hops(ctx context.Context, p *pass, seconds float64) ([]HopTimes, error) {
+	hops, err := p.order()
+	if err != nil {
+		return nil, err
+	}
 	quiet := *p
 	quiet.ring.Comm = silent{} // the buffers still hold the other ranks' keys
 	var loud, bare [][]HopTimes
 	for range min(hopRounds, max(1, int(budget/max(seconds, 1e-9)))) {
-		with, err := t.traced(ctx, p)
+		with, err := t.traced(ctx, p, hops)
 		if err != nil {
 			return nil, err
 		}
-		without, err := t.traced(ctx, &quiet)
+		without, err := t.traced(ctx, &quiet, hops)
 		if err != nil {
 			return nil, err
 		}
 		loud, bare = append(loud, with), append(bare, without)
 	}
-	moved, err := t.transfers(ctx, p)
-	if err != nil {
+	if err := t.transfers(ctx, *p, hops); err != nil {
 		return nil, err
 	}
-	hops := loud[0]
 	for i := range hops {
-		hops[i].Compute, hops[i].Wait = middle(loud, i)
-		hops[i].Quiet, _ = middle(bare, i)
-		hops[i].Transfer = moved[i]
+		median := func(rounds [][]HopTimes, of func(h *HopTimes) float64) float64 {
+			var all []float64
+			for _, r := range rounds {
+				all = append(all, of(&r[i]))
+			}
+			return Median(all)
+		}
+		compute := func(h *HopTimes) float64 { return h.Compute }
+		hops[i].Compute, hops[i].Quiet = median(loud, compute), median(bare, compute)
+		hops[i].Wait = median(loud, func(h *HopTimes) float64 { return h.Wait })
 	}
 	return t.longest(ctx, hops)
 }
 
-func middle(rounds [][]HopTimes, hop int) (compute, wait float64) {
-	var computes, waits []float64
-	for _, r := range rounds {
-		computes, waits = append(computes, r[hop].Compute), append(waits, r[hop].Wait)
-	}
-	return Median(computes), Median(waits)
-}
-
-func (p *pass) order() ([]string, error) {
+// order returns the hops of both passes, without times.
+func (p *pass) order() (hops []HopTimes, err error) {
 	forward, backward, err := p.recorded()
-	var order []string
 	for _, h := range forward.Hops {
-		order = append(order, "forward/"+h.Label)
+		hops = append(hops, HopTimes{Pass: "forward", Label: h.Label})
 	}
 	for _, h := range backward.Hops {
-		order = append(order, "backward/"+h.Label)
+		hops = append(hops, HopTimes{Pass: "backward", Label: h.Label})
 	}
-	return order, err
+	return hops, err
 }
 
 // traced returns the hops of one forward and one backward pass. It first runs an untraced pass to synchronise the
 // ranks.
-func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) {
-	order, err := p.order()
-	if err != nil {
-		return nil, err
-	}
+func (t *attentionRun) traced(ctx context.Context, p *pass, order []HopTimes) ([]HopTimes, error) {
 	if err := t.Control.Barrier(ctx); err != nil {
 		return nil, err
 	}
@@ -90,7 +96,8 @@ func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) 
 		spans = append(spans, s)
 	})
 	defer lane.Trace(nil)
-	if err = p.labelled(); err == nil {
+	err := p.labelled()
+	if err == nil {
 		err = t.Device.Stream.Sync(ctx)
 	}
 	mu.Lock()
@@ -111,40 +118,33 @@ func (p *pass) labelled() error {
 
 // takeApart sums spans by hop. A hop lasts from its first kernel to the first kernel of the next one. Time without
 // kernels is waiting.
-func takeApart(order []string, spans []tensor.Span) []HopTimes {
-	type extent struct{ first, last time.Time }
-	hops, at := make([]HopTimes, len(order)), make([]extent, len(order))
-	index := make(map[string]int, len(order))
-	for i, label := range order {
-		index[label] = i
-		hops[i].Pass, hops[i].Label, _ = strings.Cut(label, "/")
-	}
+func takeApart(order []HopTimes, spans []tensor.Span) []HopTimes {
+	hops, first, last := slices.Clone(order), make([]time.Time, len(order)), make([]time.Time, len(order))
 	for _, s := range spans {
-		i, ok := index[s.Label]
-		if !ok {
+		i := slices.IndexFunc(hops, func(h HopTimes) bool { return h.Pass+"/"+h.Label == s.Label })
+		if i < 0 {
 			continue
 		}
-		e := &at[i]
-		if stop := s.Start.Add(s.Took); stop.After(e.last) {
-			e.last = stop
+		if stop := s.Start.Add(s.Took); stop.After(last[i]) {
+			last[i] = stop
 		}
 		if s.Name == "wait" { // a span of CPU streams
 			continue
 		}
 		hops[i].Compute += s.Took.Seconds()
-		if e.first.IsZero() || s.Start.Before(e.first) {
-			e.first = s.Start
+		if first[i].IsZero() || s.Start.Before(first[i]) {
+			first[i] = s.Start
 		}
 	}
 	for i := range hops {
-		if at[i].first.IsZero() {
+		if first[i].IsZero() {
 			continue
 		}
-		stop := at[i].last
-		if i+1 < len(hops) && hops[i+1].Pass == hops[i].Pass && !at[i+1].first.IsZero() {
-			stop = at[i+1].first
+		stop := last[i]
+		if i+1 < len(hops) && hops[i+1].Pass == hops[i].Pass && !first[i+1].IsZero() {
+			stop = first[i+1]
 		}
-		hops[i].Wait = max(0, stop.Sub(at[i].first).Seconds()-hops[i].Compute)
+		hops[i].Wait = max(0, stop.Sub(first[i]).Seconds()-hops[i].Compute)
 	}
 	return hops
 }
@@ -162,62 +162,43 @@ func (m *marker) Label(name string) {
 	m.labels = append(m.labels, name)
 }
 
-// transfers returns the seconds of each hop's transfers without kernels beside them.
-func (t *attentionRun) transfers(ctx context.Context, p *pass) ([]float64, error) {
+// transfers sets the seconds of each hop's transfers without kernels beside them.
+func (t *attentionRun) transfers(ctx context.Context, p pass, hops []HopTimes) error {
 	if err := t.Control.Barrier(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	const ends = 2 + 4 // the ends of both passes, and of the exchanges of heads before and after each
-	order, err := p.order()
+	clock, err := t.Device.NewClock(len(hops) + ends)
 	if err != nil {
-		return nil, err
-	}
-	clock, err := t.Device.NewClock(len(order) + ends)
-	if err != nil {
-		return nil, err
+		return err
 	}
 	defer clock.Close()
-	bare := *p
 	marks := &marker{Stream: t.Device.Stream, clock: clock}
-	bare.ring.Kernel, bare.ring.Stream = attention.Idle{}, marks
-	if err := bare.labelled(); err != nil {
-		return nil, err
+	p.ring.Kernel, p.ring.Stream = attention.Idle{}, marks
+	if err = p.labelled(); err == nil {
+		err = t.Device.Stream.Sync(ctx)
 	}
-	if err := t.Device.Stream.Sync(ctx); err != nil {
-		return nil, err
-	}
-	moved := make([]float64, len(order))
-	for i, label := range order {
-		if at := slices.Index(marks.labels, label); at >= 0 {
-			if moved[i], err = clock.Between(at, at+1); err != nil {
-				return nil, err
-			}
+	for i := range hops {
+		if at := slices.Index(marks.labels, hops[i].Pass+"/"+hops[i].Label); at >= 0 && err == nil {
+			hops[i].Transfer, err = clock.Between(at, at+1)
 		}
 	}
-	return moved, nil
+	return err
 }
 
 // longest returns the hops of the rank with the longest pass, on every rank.
 func (t *attentionRun) longest(ctx context.Context, hops []HopTimes) ([]HopTimes, error) {
-	total := 0.0
+	totals := make([]float64, t.Control.Size())
 	for _, h := range hops {
-		total += h.Compute + h.Wait
+		totals[t.Control.Rank()] += h.Compute + h.Wait
 	}
-	most, err := t.slowest(ctx, total)
-	if err != nil {
-		return nil, err
-	}
-	mine := -1.0
-	if total == most[0] {
-		mine = float64(t.Control.Rank())
-	}
-	who, err := t.slowest(ctx, mine)
+	totals, err := t.slowest(ctx, totals...)
 	if err != nil {
 		return nil, err
 	}
 	text, err := json.Marshal(hops)
 	if err == nil {
-		text, err = checkpoint.Broadcast(ctx, t.Control, int(who[0]), text)
+		text, err = checkpoint.Broadcast(ctx, t.Control, slices.Index(totals, slices.Max(totals)), text)
 	}
 	if err != nil {
 		return nil, err

@@ -3,12 +3,11 @@ package bench
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/optim"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
@@ -43,50 +42,242 @@ func (s *OpsSpec) Default(device string) {
 	}
 }
 
-// bytes returns an upper bound of an operation's tensors: AdamW with a copy, SwiGLU backward or the head.
-func (s *OpsSpec) bytes() int64 {
-	element := int64(types[s.DType].Size())
-	params := 20 * int64(s.Params)
-	mlp := 5 * int64(s.Tokens) * int64(s.Intermediate) * element
-	head := (int64(s.Chunk)*int64(s.Vocab+s.Hidden) + int64(s.Vocab)*int64(s.Hidden)) * element
-	embed := int64(s.Vocab)*int64(s.Hidden)*4 + 2*int64(s.Tokens)*int64(s.Hidden)*element
-	return max(params, mlp, head, embed) + 1<<20
+// Operation is one operation of the model at one shape.
+type Operation struct {
+	Name    string  `json:"name"`
+	Shape   string  `json:"shape"`
+	Seconds float64 `json:"seconds"`
+	Rate    float64 `json:"rate"`
+	Unit    string  `json:"unit"`            // GB/s or TFLOP/s
+	Share   float64 `json:"share,omitempty"` // of the fastest operation with the same unit; 0: unknown
 }
 
-// An operation is a call on tensors of a shape.
+// An operation is a call on operands of a shape.
 type operation struct {
 	name, shape string
-	run         func()
+	operands    operands
+	run         func(on calls, v []View)
 }
 
-// Ops measures every operation and passes it to emit, as Attention does.
-func (r *Rank) Ops(ctx context.Context, s OpsSpec, emit func(Operation) error) (err error) {
-	defer device.Caught(&err)
-	b := &opsRun{Rank: r, ctx: ctx, s: s, t: types[s.DType], ops: r.Device.Ops}
-	if b.arena, err = r.Device.Arena("tensors of operations", s.bytes()); err != nil {
-		return err
+// calls holds the operations of a device.
+type calls struct {
+	model.Ops
+	optim.Device
+}
+
+type operands []operand
+
+// An operand is a tensor of an operation: random numbers, zeros, or tokens below vocab. Without a shape it is the zero
+// View.
+type operand struct {
+	dtype tensor.DType
+	shape []int
+	zero  bool
+	vocab int
+}
+
+func (list operands) alloc(a *tensor.Arena) (views []View) {
+	for _, o := range list {
+		v := View{}
+		if len(o.shape) > 0 {
+			v = a.Alloc(o.dtype, o.shape...)
+		}
+		views = append(views, v)
 	}
-	for _, make := range b.all() {
-		start := b.arena.Mark()
-		o := make()
-		if b.err != nil {
-			return fmt.Errorf("%s: %w", o.name, b.err)
-		}
-		seconds, _, err := r.measure(ctx, 2, 0, func() error { o.run(); return nil })
+	return views
+}
+
+// work returns the cost.Work of an operation and the bytes of its operands, without running it.
+func (o *operation) work() (w cost.Work, bytes int64) {
+	a := tensor.NewMeter()
+	record := cost.Recorder(func(x cost.Work) { w = x })
+	o.run(calls{record, record}, o.operands.alloc(a))
+	return w, a.Peak()
+}
+
+// operations lists every operation. The first two measure the peak rates.
+func (s *OpsSpec) operations() []operation {
+	const eps = 1e-5
+	act := func(rows, heads, dim int) operand {
+		return operand{dtype: types[s.DType], shape: []int{1, rows, heads, dim}}
+	}
+	f32 := func(shape ...int) operand { return operand{dtype: tensor.F32, shape: shape} }
+	tokens := func(rows int) operand { return operand{dtype: tensor.I32, shape: []int{1, rows, 1, 1}, vocab: s.Vocab} }
+	rows, qkv := s.Tokens, (s.Heads+2*s.KVHeads)*s.HeadDim
+
+	x, inv, w, hidden := act(rows, 1, s.Hidden), f32(1, rows, 1, 1), f32(s.Hidden), dims(rows, s.Hidden)
+	q, dq, qInv, qNorm := act(rows, s.Heads, s.HeadDim), f32(1, rows, s.Heads, s.HeadDim), f32(1, rows, s.Heads, 1),
+		f32(s.HeadDim)
+	angle, heads := f32(1, rows, 1, s.HeadDim/2), dims(rows, s.Heads, s.HeadDim)
+	m, mlp := act(rows, 1, s.Intermediate), dims(rows, s.Intermediate)
+	table, dtable, logits := act(s.Vocab, 1, s.Hidden), f32(1, s.Vocab, 1, s.Hidden), act(s.Chunk, 1, s.Vocab)
+	p, squares, params := f32(s.Params), f32(s.Params), readable.Size(int64(s.Params))
+	squares.zero = true // negative ones have no root
+	sum, rounded := operand{dtype: tensor.F64, shape: []int{1}, zero: true}, operand{}
+	if types[s.DType] != tensor.F32 {
+		rounded = operand{dtype: types[s.DType], shape: p.shape}
+	}
+	adam := optim.AdamStep{LR: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: 1}
+
+	return []operation{
+		{"copy", params, operands{p, p}, func(on calls, v []View) { on.Copy(v[0], v[1]) }},
+		s.linear("matrix product", s.Ceiling, s.Ceiling, s.Ceiling),
+		s.linear("linear qkv", rows, s.Hidden, qkv),
+		s.linear("linear out", rows, s.Heads*s.HeadDim, s.Hidden),
+		s.linear("linear gate", rows, s.Hidden, s.Intermediate),
+		s.linear("linear down", rows, s.Intermediate, s.Hidden),
+		s.linear("linear head", s.Chunk, s.Hidden, s.Vocab),
+		s.linearDX("linear gate dx", rows, s.Hidden, s.Intermediate),
+		s.linearDW("linear gate dw", rows, s.Hidden, s.Intermediate),
+
+		{"rmsnorm", hidden, operands{x, inv, x, w},
+			func(on calls, v []View) { on.RMSNorm(v[0], v[1], v[2], v[3], eps) }},
+		{"add rmsnorm", hidden, operands{x, inv, x, x, x, w},
+			func(on calls, v []View) { on.AddRMSNorm(v[0], v[1], v[2], v[3], v[4], v[5], eps) }},
+		{"rmsnorm backward", hidden, operands{x, w, x, x, inv, w},
+			func(on calls, v []View) { on.RMSNormBackward(v[0], v[1], v[2], v[3], v[4], v[5], false) }},
+		{"rope", heads, operands{q, q, angle, angle},
+			func(on calls, v []View) { on.NormRope(v[0], View{}, v[1], View{}, v[2], v[3], 0) }},
+		{"rope backward", heads, operands{q, dq, angle, angle},
+			func(on calls, v []View) { on.NormRopeBackward(v[0], View{}, v[1], View{}, View{}, View{}, v[2], v[3]) }},
+		{"norm rope", heads, operands{q, qInv, q, qNorm, angle, angle},
+			func(on calls, v []View) { on.NormRope(v[0], v[1], v[2], v[3], v[4], v[5], eps) }},
+
+		{"swiglu", mlp, operands{m, m, m},
+			func(on calls, v []View) { on.GLU(v[0], v[1], v[2], kernels.SiLU) }},
+		{"swiglu backward", mlp, operands{m, m, m, m, m},
+			func(on calls, v []View) { on.GLUBackward(v[0], v[1], v[2], v[3], v[4], kernels.SiLU) }},
+		{"embed", hidden, operands{x, table, tokens(rows)},
+			func(on calls, v []View) { on.Embed(v[0], v[1], v[2]) }},
+		{"embed backward", hidden, operands{dtable, x, tokens(rows)},
+			func(on calls, v []View) { on.EmbedBackward(v[0], v[1], v[2]) }},
+		{"cross entropy", dims(s.Chunk, s.Vocab), operands{sum, logits, tokens(s.Chunk)},
+			func(on calls, v []View) { on.CrossEntropy(v[0], v[1], v[2], 1, 0, true) }},
+
+		{"zero", params, operands{p}, func(on calls, v []View) { on.Zero(v[0]) }},
+		{"accumulate", params, operands{p, p}, func(on calls, v []View) { on.Add(v[0], v[1]) }},
+		{"gradient norm", params, operands{sum, p}, func(on calls, v []View) { on.SumSquares(v[0], v[1]) }},
+		{"adamw", params, operands{p, rounded, p, p, squares, sum},
+			func(on calls, v []View) { on.AdamW(v[0], v[1], v[2], v[3], v[4], v[5], adam) }},
+	}
+}
+
+// linear returns the product of rows tokens from in to out elements.
+func (s *OpsSpec) linear(name string, rows, in, out int) operation {
+	x, y, w := s.product(rows, in, out)
+	return operation{name, dims(rows, in, out), operands{y, x, w},
+		func(on calls, v []View) { on.Linear(v[0], v[1], v[2], View{}) }}
+}
+
+func (s *OpsSpec) linearDX(name string, rows, in, out int) operation {
+	x, y, w := s.product(rows, in, out)
+	return operation{name, dims(rows, out, in), operands{x, y, w},
+		func(on calls, v []View) { on.LinearDX(v[0], v[1], v[2], false) }}
+}
+
+func (s *OpsSpec) linearDW(name string, rows, in, out int) operation {
+	x, y, w := s.product(rows, in, out)
+	w.dtype = tensor.F32
+	return operation{name, dims(out, rows, in), operands{w, y, x},
+		func(on calls, v []View) { on.LinearDW(v[0], v[1], v[2], false) }}
+}
+
+func (s *OpsSpec) product(rows, in, out int) (x, y, w operand) {
+	t := types[s.DType]
+	return operand{dtype: t, shape: []int{1, rows, 1, in}}, operand{dtype: t, shape: []int{1, rows, 1, out}},
+		operand{dtype: t, shape: []int{1, out, 1, in}}
+}
+
+// ops measures every operation.
+func (r *Rank) ops(ctx context.Context, s *OpsSpec, emit func(Row) error) error {
+	return r.eachOperation(ctx, s.operations(), 0, func(o *operation, w cost.Work, run func() error) error {
+		seconds, _, err := r.measure(ctx, effort{warmup: 2}, run)
 		if err != nil {
-			return fmt.Errorf("%s: %w", o.name, err)
+			return err
 		}
-		b.arena.Release(start)
-		w := b.work(o)
-		row := Operation{Name: o.name, Shape: o.shape, Seconds: seconds,
-			Rate: float64(w.Bytes) / seconds / 1e9, Unit: "GB/s"}
+		row := Operation{Name: o.name, Shape: o.shape, Seconds: seconds, Rate: float64(w.Bytes) / seconds / 1e9,
+			Unit: "GB/s"}
 		if w.Rows > 0 {
 			row.Rate, row.Unit = w.FLOPs()/seconds/1e12, "TFLOP/s"
 		}
-		if err := emit(row); err != nil {
-			return err
+		return emit(Row{Ops: &row})
+	})
+}
+
+// eachOperation calls f with every operation; run runs it. Runs take turns with operands of up to cold further bytes.
+func (r *Rank) eachOperation(ctx context.Context, list []operation, cold int64,
+	f func(o *operation, w cost.Work, run func() error) error) error {
+	most := int64(0)
+	for i := range list {
+		_, bytes := list[i].work()
+		most = max(most, bytes)
+	}
+	arena, err := r.Device.Arena("tensors of operations", most+cold)
+	if err != nil {
+		return err
+	}
+	on := calls{r.Device.Ops, r.Device.Optim}
+	for i := range list {
+		o, start := &list[i], arena.Mark()
+		w, turns, err := r.turns(ctx, arena, o, cold)
+		if err == nil {
+			at := 0
+			err = f(o, w, func() error { at++; o.run(on, turns[at%len(turns)]); return nil })
+		}
+		if err != nil {
+			return fmt.Errorf("%s of %s: %w", o.name, o.shape, err)
+		}
+		arena.Release(start)
+	}
+	return nil
+}
+
+const mostTurns = 16
+
+// turns returns the work of an operation, and the operands of its runs. A product keeps its input: in a step it is in
+// the cache, as the output of the previous operation.
+func (r *Rank) turns(ctx context.Context, a *tensor.Arena, o *operation, cold int64) (w cost.Work, turns [][]View,
+	err error) {
+	w, bytes := o.work()
+	for i := range min(1+cold/bytes, mostTurns) {
+		turns = append(turns, o.operands.alloc(a))
+		for j, v := range turns[i] {
+			switch x := o.operands[j]; {
+			case v.IsZero():
+			case i > 0:
+				r.Device.Ops.Copy(v, turns[0][j])
+			case x.zero:
+				r.Device.Ops.Zero(v)
+			case x.vocab > 0:
+				err = r.tokens(ctx, v, x.vocab)
+			default:
+				err = r.random(ctx, uint64(j), v)
+			}
+			if err != nil {
+				return w, nil, err
+			}
+		}
+		if w.Rows > 0 {
+			turns[i][1] = turns[0][1]
 		}
 	}
+	return w, turns, nil
+}
+
+// tokens sets v to tokens spread over the vocabulary.
+func (r *Rank) tokens(ctx context.Context, v View, vocab int) error {
+	host, err := r.Device.HostVector("token ids", tensor.I32, v.Size())
+	if err != nil {
+		return err
+	}
+	for i := range v.Size() {
+		tensor.Data[int32](host)[i] = int32(i * 7919 % vocab)
+	}
+	r.Device.Store.Upload(v, host.Reshape(v.Shape()))
+	if err := r.Device.Stream.Sync(ctx); err != nil {
+		return err
+	}
+	r.Device.FreeHostVector(host)
 	return nil
 }
 
@@ -102,197 +293,21 @@ func Compare(rows []Operation) {
 	}
 }
 
-type opsRun struct {
-	*Rank
-	ctx   context.Context
-	s     OpsSpec
-	t     tensor.DType
-	ops   model.Ops
-	arena *tensor.Arena
-	seed  uint64
-	err   error // the first error of allocating tensors
-}
-
-// act returns random activations.
-func (b *opsRun) act(rows, heads, dim int) View { return b.noise(b.t, 1, rows, heads, dim) }
-
-// f32 returns random parameters, norms or gradients.
-func (b *opsRun) f32(shape ...int) View { return b.noise(tensor.F32, shape...) }
-
-func (b *opsRun) noise(t tensor.DType, shape ...int) View {
-	v := b.arena.Alloc(t, shape...)
-	b.seed++
-	if err := b.random(b.ctx, b.seed, v); err != nil && b.err == nil {
-		b.err = err
-	}
-	return v
-}
-
-func (b *opsRun) scalar() View {
-	v := b.arena.Alloc(tensor.F64, 1)
-	b.ops.Zero(v)
-	return v
-}
-
-// ids returns a token for each row, spread over the vocabulary.
-func (b *opsRun) ids(rows int) View {
-	v := b.arena.Alloc(tensor.I32, 1, rows, 1, 1)
-	host, err := b.Device.HostVector("token ids", tensor.I32, rows)
-	if err == nil {
-		for i := range rows {
-			tensor.Data[int32](host)[i] = int32(i * 7919 % b.s.Vocab)
+func operationTable(on string, rows []Operation) readable.Table {
+	t := readable.Table{Title: "operations; " + on, Head: []string{"operation", "shape", "µs", "rate", "",
+		"of ceiling"}}
+	for _, r := range rows {
+		share := ""
+		if r.Share > 0 {
+			share = readable.Percent(r.Share)
 		}
-		b.Device.Store.Upload(v, host.Reshape(v.Shape()))
-		if err = b.Device.Stream.Sync(b.ctx); err == nil {
-			b.Device.FreeHostVector(host)
+		rate, unit := r.Rate, r.Unit
+		if u, scale := flopUnit(r.Rate); r.Unit == "TFLOP/s" {
+			rate, unit = scale*r.Rate, u
 		}
+		t.Add(r.Name, r.Shape, readable.Number(1e6*r.Seconds), readable.Number(rate), unit, share)
 	}
-	if err != nil && b.err == nil {
-		b.err = err
-	}
-	return v
-}
-
-// all lists every operation. The first two measure the peak rates.
-func (b *opsRun) all() []func() operation {
-	first := []func() operation{b.copyAll, b.linear("matrix product", b.s.Ceiling, b.s.Ceiling, b.s.Ceiling)}
-	return slices.Concat(first, b.linears(), b.norms(), b.rest(), b.optimizer())
-}
-
-func (b *opsRun) copyAll() operation {
-	n := b.s.Params
-	dst, src := b.arena.Alloc(tensor.F32, n), b.f32(n)
-	return operation{"copy", readable.Size(int64(n)), func() { b.ops.Copy(dst, src) }}
-}
-
-func (b *opsRun) linear(name string, rows, in, out int) func() operation {
-	return func() operation {
-		y, x, w := b.act(rows, 1, out), b.act(rows, 1, in), b.noise(b.t, 1, out, 1, in)
-		return operation{name, dims(rows, in, out), func() { b.ops.Linear(y, x, w, View{}) }}
-	}
-}
-
-func (b *opsRun) linears() []func() operation {
-	s := b.s
-	qkv := (s.Heads + 2*s.KVHeads) * s.HeadDim
-	return []func() operation{
-		b.linear("linear qkv", s.Tokens, s.Hidden, qkv),
-		b.linear("linear out", s.Tokens, s.Heads*s.HeadDim, s.Hidden),
-		b.linear("linear gate", s.Tokens, s.Hidden, s.Intermediate),
-		b.linear("linear down", s.Tokens, s.Intermediate, s.Hidden),
-		b.linear("linear head", s.Chunk, s.Hidden, s.Vocab),
-		func() operation {
-			dx, dy, w := b.act(s.Tokens, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate),
-				b.noise(b.t, 1, s.Intermediate, 1, s.Hidden)
-			return operation{"linear gate dx", dims(s.Tokens, s.Intermediate, s.Hidden),
-				func() { b.ops.LinearDX(dx, dy, w, false) }}
-		},
-		func() operation {
-			dw, dy, x := b.f32(1, s.Intermediate, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate),
-				b.act(s.Tokens, 1, s.Hidden)
-			return operation{"linear gate dw", dims(s.Intermediate, s.Tokens, s.Hidden),
-				func() { b.ops.LinearDW(dw, dy, x, false) }}
-		},
-	}
-}
-
-func (b *opsRun) norms() []func() operation {
-	s := b.s
-	rows := s.Tokens
-	inv := func() View { return b.f32(1, rows, 1, 1) }
-	x := func() View { return b.act(rows, 1, s.Hidden) }
-	angle := func() View { return b.f32(1, rows, 1, s.HeadDim/2) }
-	shape, heads := dims(rows, s.Hidden), dims(rows, s.Heads, s.HeadDim)
-	const eps = 1e-5
-	return []func() operation{
-		func() operation {
-			y, i, in, w := x(), inv(), x(), b.f32(s.Hidden)
-			return operation{"rmsnorm", shape, func() { b.ops.RMSNorm(y, i, in, w, eps) }}
-		},
-		func() operation {
-			y, i, sum, in, add, w := x(), inv(), x(), x(), x(), b.f32(s.Hidden)
-			return operation{"add rmsnorm", shape, func() { b.ops.AddRMSNorm(y, i, sum, in, add, w, eps) }}
-		},
-		func() operation {
-			dx, dw, dy, in, i, w := x(), b.f32(s.Hidden), x(), x(), inv(), b.f32(s.Hidden)
-			return operation{"rmsnorm backward", shape, func() { b.ops.RMSNormBackward(dx, dw, dy, in, i, w, false) }}
-		},
-		func() operation {
-			y, in := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim)
-			cos, sin := angle(), angle()
-			return operation{"rope", heads, func() { b.ops.NormRope(y, View{}, in, View{}, cos, sin, 0) }}
-		},
-		func() operation {
-			dx, dy := b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, s.HeadDim)
-			cos, sin := angle(), angle()
-			return operation{"rope backward", heads,
-				func() { b.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin) }}
-		},
-		func() operation {
-			y, in, i, w := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, 1),
-				b.f32(s.HeadDim)
-			cos, sin := angle(), angle()
-			return operation{"norm rope", heads, func() { b.ops.NormRope(y, i, in, w, cos, sin, eps) }}
-		},
-	}
-}
-
-func (b *opsRun) rest() []func() operation {
-	s := b.s
-	x, mlp := func() View { return b.act(s.Tokens, 1, s.Intermediate) }, dims(s.Tokens, s.Intermediate)
-	return []func() operation{
-		func() operation {
-			y, gate, up := x(), x(), x()
-			return operation{"swiglu", mlp, func() { b.ops.GLU(y, gate, up, kernels.SiLU) }}
-		},
-		func() operation {
-			dgate, dup, dy, gate, up := x(), x(), x(), x(), x()
-			return operation{"swiglu backward", mlp, func() { b.ops.GLUBackward(dgate, dup, dy, gate, up, kernels.SiLU) }}
-		},
-		func() operation {
-			y, table, ids := b.act(s.Tokens, 1, s.Hidden), b.noise(b.t, 1, s.Vocab, 1, s.Hidden), b.ids(s.Tokens)
-			return operation{"embed", dims(s.Tokens, s.Hidden), func() { b.ops.Embed(y, table, ids) }}
-		},
-		func() operation {
-			dtable, dy, ids := b.f32(1, s.Vocab, 1, s.Hidden), b.act(s.Tokens, 1, s.Hidden), b.ids(s.Tokens)
-			return operation{"embed backward", dims(s.Tokens, s.Hidden),
-				func() { b.ops.EmbedBackward(dtable, dy, ids) }}
-		},
-		func() operation {
-			loss, y, ids := b.scalar(), b.act(s.Chunk, 1, s.Vocab), b.ids(s.Chunk)
-			return operation{"cross entropy", dims(s.Chunk, s.Vocab),
-				func() { b.ops.CrossEntropy(loss, y, ids, 1, 0, true) }}
-		},
-	}
-}
-
-func (b *opsRun) optimizer() []func() operation {
-	n := b.s.Params
-	shape := readable.Size(int64(n))
-	return []func() operation{
-		func() operation {
-			v := b.f32(n)
-			return operation{"zero", shape, func() { b.ops.Zero(v) }}
-		},
-		func() operation {
-			dst, src := b.f32(n), b.f32(n)
-			return operation{"accumulate", shape, func() { b.ops.Add(dst, src) }}
-		},
-		func() operation {
-			sum, g := b.scalar(), b.f32(n)
-			return operation{"gradient norm", shape, func() { b.Device.Optim.SumSquares(sum, g) }}
-		},
-		func() operation {
-			p, g, m, v, sum := b.f32(n), b.f32(n), b.f32(n), b.arena.Alloc(tensor.F32, n), b.scalar()
-			b.ops.Zero(v)
-			c := View{}
-			if b.t != tensor.F32 {
-				c = b.noise(b.t, n)
-			}
-			h := optim.AdamStep{LR: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: 1}
-			return operation{"adamw", shape, func() { b.Device.Optim.AdamW(p, c, g, m, v, sum, h) }}
-		},
-	}
+	return t
 }
 
 func dims(n ...int) string {

@@ -3,9 +3,7 @@
 package job
 
 import (
-	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/model/machine"
-	"github.com/cprun/cprun/internal/run/bench"
 	"github.com/cprun/cprun/internal/text/data"
 )
 
@@ -59,27 +57,8 @@ const (
 	EventOutput     = "output"
 )
 
-// Bench is the task of the workers of a benchmark. One of the last four fields is set.
-type Bench struct {
-	Machine   machine.Machine      `json:"machine"` // that the launcher found
-	Attention *bench.AttentionSpec `json:"attention,omitempty"`
-	Comm      *bench.CommSpec      `json:"comm,omitempty"`
-	Ops       *bench.OpsSpec       `json:"ops,omitempty"`
-	Calibrate *bench.CalibrateSpec `json:"calibrate,omitempty"`
-}
-
-// EventBench carries a BenchRow from rank 0.
+// EventBench carries a bench.Row from rank 0.
 const EventBench = "bench"
-
-// A BenchRow holds the results of a benchmark since the previous row: one of Attention, Packed, Comm, Ops and Calibrate
-// is set.
-type BenchRow struct {
-	Attention *bench.AttentionRow `json:"attention,omitempty"`
-	Packed    *bench.PackedRow    `json:"packed,omitempty"`
-	Comm      *bench.Transfer     `json:"comm,omitempty"`
-	Ops       *bench.Operation    `json:"ops,omitempty"`
-	Calibrate *cost.Set           `json:"calibrate,omitempty"`
-}
 
 // EventReport carries an attend.Report, a train.Evaluation or a train.Verified from rank 0.
 const EventReport = "report"

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"reflect"
 	"testing"
+
+	"github.com/cprun/cprun/internal/run/bench"
 )
 
 // FuzzMessages checks that messages between launcher and workers are decoded or refused, and encode to the same bytes
@@ -15,7 +17,7 @@ func FuzzMessages(f *testing.F) {
 	f.Add([]byte(`{"attention":{"Seq":-1},"comm":{"Bytes":9223372036854775807},"ops":{"Rate":1e308}}`))
 	f.Add([]byte("null"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		for _, v := range []any{&Train{}, &Bench{}, &BenchRow{}} {
+		for _, v := range []any{&Train{}, &bench.Task{}, &bench.Row{}} {
 			if json.Unmarshal(text, v) != nil {
 				continue
 			}

@@ -7,7 +7,6 @@ import (
 	"net"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
@@ -18,11 +17,11 @@ import (
 )
 
 func (p *process) bench(ctx context.Context) error {
-	var task job.Bench
+	var task bench.Task
 	if err := p.payload(&task); err != nil {
 		return err
 	}
-	o, err := benchDevice(&task, p.WorldSize)
+	o, err := benchDevice(&task, p.WorldSize, p.Rank)
 	if err != nil {
 		return err
 	}
@@ -32,46 +31,33 @@ func (p *process) bench(ctx context.Context) error {
 	}
 	p.where.enter("benchmark")
 	r := &bench.Rank{Device: dev, World: world, Control: world}
-	send := func(row job.BenchRow) error {
-		if p.Rank > 0 {
-			return nil
-		}
-		return p.SendData(job.EventBench, 0, row)
-	}
-	switch {
-	case task.Attention != nil && len(task.Attention.Packs) > 0:
-		return r.Packed(ctx, *task.Attention, func(row bench.PackedRow) error { return send(job.BenchRow{Packed: &row}) })
-	case task.Attention != nil:
-		return r.Attention(ctx, *task.Attention, func(row bench.AttentionRow) error {
-			return send(job.BenchRow{Attention: &row})
-		})
-	case task.Ops != nil:
-		return r.Ops(ctx, *task.Ops, func(row bench.Operation) error { return send(job.BenchRow{Ops: &row}) })
-	}
-	if task.Comm != nil || p.WorldSize > 1 && task.Calibrate.Operations {
+	if task.Comm != nil || task.Calibrate != nil && p.WorldSize > 1 && task.Calibrate.Operations {
 		if r.Transports, err = p.transports(ctx, r); err != nil {
 			return err
 		}
 	}
-	if task.Calibrate != nil {
-		return r.Calibrate(ctx, *task.Calibrate, func(set cost.Set) error { return send(job.BenchRow{Calibrate: &set}) })
-	}
 	if peak, ok := machine.CardFor(task.Machine.Arch); ok {
 		r.LinkGBps = peak.Link / 1e9
 	}
-	return r.Comm(ctx, *task.Comm, func(row bench.Transfer) error { return send(job.BenchRow{Comm: &row}) })
+	return r.Run(ctx, &task, func(row bench.Row) error {
+		if p.Rank > 0 {
+			return nil
+		}
+		return p.SendData(job.EventBench, 0, row)
+	})
 }
 
-func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
+func benchDevice(task *bench.Task, ranks, rank int) (o device.CUDAOptions, err error) {
 	cpu := task.Machine.IsCPU()
 	o = device.CUDAOptions{Machine: task.Machine, Backend: backends.Reference.String(),
 		Compute: tensor.BF16} // loads fastest
 	switch {
 	case task.Attention != nil:
 		s := task.Attention
-		o.Packed = s.Documents != ""
-		o.Backend, o.Deterministic, o.Workspace = s.Backend, s.Deterministic, s.Workspace(ranks, task.Machine)
-		o.Compute, err = bench.DType(s.DType, cpu)
+		o.Packed, o.Backend, o.Deterministic = s.Documents != "", s.Backend, s.Deterministic
+		if o.Compute, err = bench.DType(s.DType, cpu); err == nil {
+			_, o.Workspace, err = s.Demand(ranks, rank, task.Machine)
+		}
 	case task.Calibrate != nil:
 		s := task.Calibrate
 		o.Backend, o.Workspace = s.Backend, s.Workspace()

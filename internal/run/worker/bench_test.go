@@ -5,7 +5,6 @@ import (
 
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/bench"
-	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/ring"
 )
 
@@ -16,16 +15,16 @@ func TestBenchOfDocumentsIsPacked(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := bench.AttentionSpec{
-		Heads: 8, KVHeads: 2, HeadDim: 128, DType: "bf16", Backend: "fused",
-		Rows: []bench.AttentionCase{{Seq: 4096, Strategy: ring.Strategy{Algorithm: "ring"}}},
+		Heads: 8, KVHeads: 2, HeadDim: 128, DType: "bf16", Backend: "fused", Causal: true, Window: -1,
+		Rows: []bench.AttentionCase{{Seq: 4096, Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring"}}},
 	}
-	plain, err := benchDevice(&job.Bench{Machine: m, Attention: &s}, 1)
+	plain, err := benchDevice(&bench.Task{Machine: m, Attention: &s}, 1, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	packs := s
-	packs.Documents = "magi"
-	packed, err := benchDevice(&job.Bench{Machine: m, Attention: &packs}, 1)
+	packs.Documents, packs.Packs = "magi", [][]int{{1024, 3072}}
+	packed, err := benchDevice(&bench.Task{Machine: m, Attention: &packs}, 1, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/half"
@@ -25,12 +26,6 @@ type Rank struct {
 	Transports []Transport
 	// LinkGBps is the bandwidth of a link between two devices, per direction; 0: unknown.
 	LinkGBps float64
-	// Budget is the time in seconds of a measurement without a given number of iterations; 0: two.
-	Budget float64
-	// Seconds replaces Budget by a minimum time; 0: unset.
-	Seconds float64
-	// Tolerance ends such a measurement when its iterations differ by less than this share; 0: unset.
-	Tolerance float64
 
 	staging View // of the host, for random
 }
@@ -53,6 +48,7 @@ func DType(name string, cpu bool) (tensor.DType, error) {
 	return t, nil
 }
 
+// slowest returns the maximum over the ranks of each number.
 func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
 	v := tensor.FromSlice(xs, len(xs))
 	if err := comm.Finish(ctx)(r.Control.AllReduce(v, comm.Max)); err != nil {
@@ -61,89 +57,82 @@ func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
 	return tensor.Data[float64](v), nil
 }
 
+// An effort tells measure how often to repeat work. The zero value repeats it for two seconds.
+type effort struct {
+	warmup    int     // iterations before the measured ones; at least 1
+	heat      float64 // seconds of further warm-up
+	iters     int     // measured iterations; 0: for the budget
+	budget    float64 // seconds; 0: two
+	most      int     // iterations within the budget; 0: maxIters
+	tolerance float64 // ends the budget when iterations differ by less than this share; 0: unset
+}
+
 // Bounds of measurements without a given number of iterations.
 const (
-	budget   = 2.0 // seconds, unless the rank has another
+	budget   = 2.0 // seconds, unless the effort has another
 	minIters = 3
 	maxIters = 30
 )
 
-// measure returns the median time of work, in seconds, on the slowest rank. It runs iterations back to back: iters, or
-// if that is 0, for the budget or r.Seconds, after half as long again.
-func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error) (seconds float64, n int, err error) {
-	took, err := r.times(ctx, max(warmup, 1), work)
+// measure returns the median time of work, in seconds, on the slowest rank, and the number of iterations, which is the
+// same on every rank. With a tolerance it runs the fewest iterations that agree on every rank. Then the warm-up of work
+// longer than the budget counts as an iteration: a cold start hardly matters there.
+func (r *Rank) measure(ctx context.Context, e effort, work func() error) (seconds float64, n int, err error) {
+	own, one, err := r.warm(ctx, max(e.warmup, 1), work)
+	if err == nil && e.heat > 0 {
+		own, one, err = r.warm(ctx, int(e.heat/one)+1, work)
+	}
 	if err != nil {
 		return 0, 0, err
 	}
-	if iters == 0 && r.Tolerance > 0 {
-		return r.settle(ctx, took[len(took)-1], work)
-	}
-	if iters == 0 {
-		last, err := r.slowest(ctx, took[len(took)-1])
-		if err != nil {
-			return 0, 0, err
+	limit, batch := e.iters, e.iters
+	if limit == 0 {
+		room, most := cmp.Or(e.budget, budget), cmp.Or(e.most, maxIters)
+		limit = min(max(int(math.Ceil(room/one)), minIters), most)
+		switch batch = limit; {
+		case e.tolerance == 0 || limit == most: // the work is short
+		case one >= room:
+			batch = 1
+		default:
+			batch = minIters
 		}
-		one := max(last[0], 1e-9)
-		iters = min(max(int(cmp.Or(r.Budget, budget)/one), minIters), maxIters)
-		if r.Seconds > 0 {
-			iters = max(int(math.Ceil(r.Seconds/one)), minIters)
-			if _, err := r.times(ctx, iters/2, work); err != nil { // until the clock has settled
-				return 0, 0, err
-			}
-		}
-	}
-	if err := r.Control.Barrier(ctx); err != nil {
-		return 0, 0, err
-	}
-	if took, err = r.times(ctx, iters, work); err != nil {
-		return 0, 0, err
-	}
-	most, err := r.slowest(ctx, Median(took))
-	if err != nil {
-		return 0, 0, err
-	}
-	return most[0], iters, nil
-}
-
-// fewIters is the number of iterations between two comparisons in settle.
-const fewIters = 3
-
-// settle works like measure, with the fewest iterations that agree to within the tolerance on every rank. first is the
-// time of the warm-up. For work longer than the budget, where a cold start hardly matters, it counts as an iteration.
-func (r *Rank) settle(ctx context.Context, first float64, work func() error) (seconds float64, n int, err error) {
-	most, err := r.slowest(ctx, first)
-	if err != nil {
-		return 0, 0, err
-	}
-	room, batch := cmp.Or(r.Budget, budget), fewIters
-	limit := min(max(int(room/max(most[0], 1e-9)), minIters), maxIters)
-	if limit == maxIters {
-		batch = maxIters // the work is short
-	} else if most[0] >= room {
-		batch = 1
 	}
 	if err := r.Control.Barrier(ctx); err != nil {
 		return 0, 0, err
 	}
 	var all []float64
 	for n < limit {
-		m := min(batch, limit-n)
-		took, err := r.times(ctx, m, work)
+		took, err := r.times(ctx, min(batch, limit-n), work)
 		if err != nil {
 			return 0, 0, err
 		}
-		all, n = append(all, took...), n+m
-		if batch == 1 && n == 1 {
-			all = append(all, first)
+		all, n = append(all, took...), n+len(took)
+		if e.iters == 0 && n == 1 {
+			all = append(all, own)
 		}
-		if most, err = r.slowest(ctx, Median(all), Spread(all)); err != nil {
+		most, err := r.slowest(ctx, Median(all), spread(all))
+		if err != nil {
 			return 0, 0, err
 		}
-		if len(all) > 1 && most[1] <= r.Tolerance {
+		seconds = most[0]
+		if len(all) > 1 && most[1] <= e.tolerance {
 			break
 		}
 	}
-	return most[0], n, nil
+	return seconds, n, nil
+}
+
+// warm runs work n times, and returns the time of the last run on this rank and on the slowest one.
+func (r *Rank) warm(ctx context.Context, n int, work func() error) (own, most float64, err error) {
+	took, err := r.times(ctx, n, work)
+	if err != nil {
+		return 0, 0, err
+	}
+	all, err := r.slowest(ctx, took[n-1])
+	if err != nil {
+		return 0, 0, err
+	}
+	return took[n-1], max(all[0], 1e-9), nil
 }
 
 func (r *Rank) times(ctx context.Context, n int, work func() error) ([]float64, error) {
@@ -169,6 +158,28 @@ func (r *Rank) times(ctx context.Context, n int, work func() error) ([]float64, 
 		}
 	}
 	return took, nil
+}
+
+// Median returns the middle of xs, or the mean of the two in the middle; 0 of none.
+func Median(xs []float64) float64 {
+	if len(xs) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(xs))
+	n := len(s)
+	return (s[(n-1)/2] + s[n/2]) / 2
+}
+
+// spread returns the interquartile range of xs divided by the median; for fewer than 4 values, the whole range.
+func spread(xs []float64) float64 {
+	s := slices.Sorted(slices.Values(xs))
+	if quarter := len(s) / 4; quarter > 0 {
+		s = s[quarter : len(s)-quarter]
+	}
+	if m := Median(xs); m > 0 {
+		return (s[len(s)-1] - s[0]) / m
+	}
+	return 0
 }
 
 // noise is the length of the block that random repeats. It is no multiple of a row, so that neighbouring rows differ.
