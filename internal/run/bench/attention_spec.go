@@ -234,8 +234,8 @@ func (s *AttentionSpec) Asked() (all []AttentionCase) {
 	return all
 }
 
-// Demand returns the bytes of a rank for the tensors and the workspace of the largest row. It runs all rows on an arena
-// that only counts.
+// Demand returns the bytes of a rank for the tensors of the largest row, and for the workspace of fused attention. It
+// runs all rows on an arena that only counts.
 func (s *AttentionSpec) Demand(ranks, rank int, m machine.Machine) (tensors, workspace int64, err error) {
 	for _, w := range s.rows() {
 		for _, docs := range s.sequences(w) {
@@ -259,9 +259,6 @@ func (s *AttentionSpec) Demand(ranks, rank int, m machine.Machine) (tensors, wor
 				}))
 			}
 		}
-	}
-	if s.Backend != backends.Fused.String() {
-		workspace = 0
 	}
 	return tensors, workspace, nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/tensor"
 )
@@ -111,8 +112,9 @@ func TestAttentionOfOneAndTwoRanks(t *testing.T) {
 			t.Fatal(err)
 		}
 		rows := measure(t, n, Task{Attention: spec}).Attention.Rows
-		if len(rows) != 4 {
-			t.Fatalf("%d ranks: %d rows, want 4", n, len(rows))
+		bytes, _, err := spec.Demand(n, 0, machine.Machine{})
+		if len(rows) != 4 || err != nil || rows[0].Memory > bytes {
+			t.Fatalf("%d ranks: %d rows, want 4, of at most %d bytes: %v", n, len(rows), bytes, err)
 		}
 		for _, r := range rows {
 			if !(r.Forward.Seconds > 0) || !(r.Both.Seconds > 0) || !(r.Both.TFLOPs > 0) || r.Iters != 2 ||

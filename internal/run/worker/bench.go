@@ -55,7 +55,7 @@ func benchDevice(task *bench.Task, ranks, rank int) (o device.CUDAOptions, err e
 	case task.Attention != nil:
 		s := task.Attention
 		o.Packed, o.Backend, o.Deterministic = s.Documents != "", s.Backend, s.Deterministic
-		if o.Compute, err = bench.DType(s.DType, cpu); err == nil {
+		if o.Compute, err = bench.DType(s.DType, cpu); err == nil && s.Backend == backends.Fused.String() {
 			_, o.Workspace, err = s.Demand(ranks, rank, task.Machine)
 		}
 	case task.Calibrate != nil:
