@@ -214,7 +214,7 @@ func MagiPacks(tokens, packs int) ([][]int, error) {
 	lengths, total := magiLengths(piece)
 	rng := newPCG()
 	shuffle(rng, lengths)
-	order := make([]int32, total/int64(tokens))
+	order := make([]int32, total/tokens)
 	for i := range order {
 		order[i] = int32(i)
 	}
@@ -234,21 +234,17 @@ func MagiPacks(tokens, packs int) ([][]int, error) {
 }
 
 // magiLengths lists the lengths before the shuffle: the whole pieces, then the tails of each bin.
-func magiLengths(piece int) (lengths []int32, total int64) {
-	pieces, all := 0, 0
-	for _, b := range magiBins {
-		middle := (b.from + b.to) / 2
-		pieces += middle / piece * b.documents
-		all += (middle/piece + 1) * b.documents
-		total += int64(middle) * int64(b.documents)
-	}
-	lengths = make([]int32, 0, all)
+func magiLengths(piece int) (lengths []int32, total int) {
 	add := func(length, n int) {
+		total += length * n
+		lengths = slices.Grow(lengths, n)
 		for range n {
 			lengths = append(lengths, int32(length))
 		}
 	}
-	add(piece, pieces)
+	for _, b := range magiBins {
+		add(piece, (b.from+b.to)/2/piece*b.documents)
+	}
 	for _, b := range magiBins {
 		if tail := (b.from + b.to) / 2 % piece; tail > 0 {
 			add(tail, b.documents)
