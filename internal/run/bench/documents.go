@@ -282,7 +282,7 @@ type pcg struct {
 	kept   bool
 }
 
-// newPCG returns numpy.random.default_rng(42), whose state numpy hashes from the seed.
+// newPCG returns numpy.random.default_rng(42). numpy hashes its state from the seed.
 func newPCG() *pcg {
 	return &pcg{hi: 0xcea44f6798798f2a, lo: 0xacbc7c9d68860ac8}
 }
