@@ -2,8 +2,8 @@ package report
 
 import (
 	"cmp"
-	"fmt"
 	"html/template"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -14,8 +14,9 @@ import (
 
 // Grid keys with special treatment in figures.
 const (
-	keyLength = "data.seq_len"
-	keyRanks  = "ranks" // processes times nodes
+	keyLength  = "data.seq_len"
+	keyRanks   = "ranks"         // processes times nodes
+	keyPerRank = "tokens a rank" // sequence length over ranks
 )
 
 const (
@@ -28,7 +29,9 @@ const (
 
 type grid struct {
 	*experiment.Results
-	axes []experiment.Axis // nproc and nnodes merged into ranks
+	cells   []*experiment.Cell // their values have keyRanks and keyPerRank, if known
+	axes    []experiment.Axis  // nproc and nnodes merged into ranks
+	perRank experiment.Axis
 }
 
 func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
@@ -44,14 +47,11 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 		p.Facts = append(p.Facts, [2]string{"Set in all cells", strings.Join(set, ", ")})
 	}
 	p.Headline = append(p.Headline, g.headline())
-	if t := g.best(); t != nil {
+	if t := g.best(); len(t.Rows) > 0 {
 		p.Summary = append(p.Summary, t)
 	}
 	planned := slices.ContainsFunc(e.Cells, func(c experiment.Cell) bool { return c.Status == experiment.Planned })
-	for _, f := range []*figure{
-		g.matrix(), g.choices(), g.against(keyLength), g.strong(), g.weak(), g.others(), g.memory(),
-		g.exposed(keyLength), g.roofline(plans), g.predicted(),
-	} {
+	for _, f := range g.figures(plans) {
 		if planned {
 			f.Caption += " Planned cells show predictions, not measurements."
 		}
@@ -63,69 +63,57 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 }
 
 func newGrid(e *experiment.Results) *grid {
-	g := &grid{Results: e}
+	g := &grid{Results: e, perRank: experiment.Axis{Key: keyPerRank}}
 	ranks := experiment.Axis{Key: keyRanks}
+	for _, c := range e.Cells {
+		values := map[string]any{}
+		maps.Copy(values, e.Set)
+		maps.Copy(values, c.Values)
+		c.Values = values
+		nproc, _ := c.Number("nproc")
+		nnodes, _ := c.Number("nnodes")
+		if nproc != 0 || nnodes != 0 {
+			n := cmp.Or(nproc, 1) * cmp.Or(nnodes, 1)
+			values[keyRanks], ranks.Values = n, append(ranks.Values, n)
+			if length, ok := c.Number(keyLength); ok {
+				values[keyPerRank], g.perRank.Values = length/n, append(g.perRank.Values, length/n)
+			}
+		}
+		g.cells = append(g.cells, &c)
+	}
 	for _, a := range e.Grid {
 		if a.Key != "nproc" && a.Key != "nnodes" {
 			g.axes = append(g.axes, a)
 		}
 	}
-	for i := range e.Cells {
-		if n := g.ranks(&e.Cells[i]); !math.IsNaN(n) && !slices.Contains(ranks.Values, any(n)) {
-			ranks.Values = append(ranks.Values, n)
-		}
+	for _, a := range []*experiment.Axis{&ranks, &g.perRank} {
+		slices.SortFunc(a.Values, func(a, b any) int { return cmp.Compare(a.(float64), b.(float64)) })
+		a.Values = slices.Compact(a.Values)
 	}
-	slices.SortFunc(ranks.Values, func(a, b any) int { return int(a.(float64) - b.(float64)) })
 	if len(ranks.Values) > 0 {
 		g.axes = append(g.axes, ranks)
 	}
 	return g
 }
 
-// ranks returns the processes of a cell; NaN if neither the grid nor --set gives their number.
-func (g *grid) ranks(c *experiment.Cell) float64 {
-	n, given := 1.0, false
-	for _, key := range []string{"nproc", "nnodes"} {
-		v, ok := c.Number(key)
-		if !ok {
-			set := experiment.Cell{Values: g.Set}
-			v, ok = set.Number(key)
-		}
-		if ok {
-			n, given = n*v, true
-		}
-	}
-	if !given {
-		return math.NaN()
-	}
-	return n
-}
-
-func (g *grid) value(c *experiment.Cell, key string) any {
-	if key == keyRanks {
-		return g.ranks(c)
-	}
-	return c.Values[key]
-}
-
-// number returns value as a number; NaN if it is not numeric.
-func (g *grid) number(c *experiment.Cell, key string) float64 {
-	if key == keyRanks {
-		return g.ranks(c)
-	}
+// numberOf returns a value of a cell; NaN if it is not a number.
+func numberOf(c *experiment.Cell, key string) float64 {
 	if n, ok := c.Number(key); ok {
 		return n
 	}
 	return math.NaN()
 }
 
-func (g *grid) axis(key string) (a experiment.Axis, ok bool) {
-	for _, a = range g.axes {
-		if a.Key == key {
-			return a, len(a.Values) > 1
+// axis returns the first axis of some keys that has several values.
+func (g *grid) axis(keys ...string) (experiment.Axis, bool) {
+	for _, key := range keys {
+		for _, a := range g.axes {
+			if a.Key == key && len(a.Values) > 1 {
+				return a, true
+			}
 		}
 	}
-	return a, false
+	return experiment.Axis{}, false
 }
 
 // label formats a value of an axis: "ring", "128K tokens", "4 ranks", "train.micro_batch_size 2".
@@ -134,29 +122,42 @@ func label(key string, v any) string {
 	if i, ok := v.(int); ok {
 		n, number = float64(i), true
 	}
+	_, flag := v.(bool)
 	switch {
-	case key == keyLength && number:
+	case !number && !flag:
+		return experiment.Text(v)
+	case key == keyLength:
 		return readable.Size(n) + " tokens"
-	case key == keyRanks && n == 1:
-		return "1 rank"
 	case key == keyPerRank:
 		return readable.Size(n) + " tokens a rank"
 	case key == keyRanks:
-		return fmt.Sprintf("%.0f ranks", n)
-	case number || fmt.Sprintf("%T", v) == "bool":
-		return key[strings.LastIndex(key, ".")+1:] + " " + experiment.Text(v)
+		return readable.Counted(int(n), "rank")
 	}
-	return experiment.Text(v)
+	return key[strings.LastIndex(key, ".")+1:] + " " + experiment.Text(v)
 }
 
-func axisOf(key string) axis {
-	switch key {
-	case keyLength:
+// axisOf returns the axis of a chart over a. Its values are words if no cell has a number.
+func (g *grid) axisOf(a experiment.Axis) axis {
+	switch {
+	case a.Key == keyLength:
 		return axis{Name: "sequence length, tokens", Kind: "tokens", Log: true}
-	case keyRanks:
+	case a.Key == keyRanks:
 		return axis{Name: "ranks", Kind: "ranks", Log: true}
+	case slices.ContainsFunc(g.cells, func(c *experiment.Cell) bool { return !math.IsNaN(numberOf(c, a.Key)) }):
+		return axis{Name: a.Key}
 	}
-	return axis{Name: key}
+	return axis{Name: a.Key, Kind: "text", Text: texts(a)}
+}
+
+func texts(a experiment.Axis) (all []string) {
+	for _, v := range a.Values {
+		if n, ok := v.(float64); ok && a.Key == keyLength {
+			all = append(all, readable.Size(n))
+			continue
+		}
+		all = append(all, experiment.Text(v))
+	}
+	return all
 }
 
 // priority orders the axes for styling: the first gets colors, the second dashes, the rest separate panels.
@@ -174,12 +175,9 @@ func (g *grid) varying(not ...string) []experiment.Axis {
 		}
 		return len(priority) + 1
 	}
-	var axes []experiment.Axis
-	for _, a := range g.axes {
-		if len(a.Values) > 1 && !slices.Contains(not, a.Key) {
-			axes = append(axes, a)
-		}
-	}
+	axes := slices.DeleteFunc(slices.Clone(g.axes), func(a experiment.Axis) bool {
+		return len(a.Values) < 2 || slices.Contains(not, a.Key)
+	})
 	slices.SortStableFunc(axes, func(a, b experiment.Axis) int { return rank(a) - rank(b) })
 	return axes
 }
@@ -187,120 +185,66 @@ func (g *grid) varying(not ...string) []experiment.Axis {
 // maxDashes limits the dash patterns of a chart to as many as a reader can distinguish.
 const maxDashes = 4
 
-// lines draws each cell as a point (x, y), with one line for each combination of the other axes. Each
-// sequence length gets its own chart, since times of different lengths are not comparable. point also
-// returns the spread as lo and hi; NaN means none.
-func (g *grid) lines(not []string, point func(c *experiment.Cell) (x, y, lo, hi float64)) []panel {
-	axes := g.varying(not...)
+// lines places a mark for each cell, in a series for each combination of the axes. Each sequence length gets its own
+// panel, since times of different lengths are not comparable. It leaves out cells without a value.
+func (g *grid) lines(axes []experiment.Axis, at func(c *experiment.Cell) mark) (marks []mark) {
 	sized := func(a experiment.Axis) bool { return a.Key == keyLength || a.Key == keyPerRank }
 	var split []experiment.Axis // axes with one panel for each value
 	if i := slices.IndexFunc(axes, sized); i >= 0 {
-		split, axes = axes[i:i+1:i+1], slices.Delete(slices.Clone(axes), i, i+1)
+		split, axes = append(split, axes[i]), slices.Delete(axes, i, i+1)
 	}
-	if len(axes) > 1 && len(axes[1].Values) > maxDashes {
-		axes, split = axes[:1], append(split, axes[1:]...)
-	} else if len(axes) > 2 {
-		axes, split = axes[:2], append(split, axes[2:]...)
+	styled := min(2, len(axes))
+	if styled == 2 && len(axes[1].Values) > maxDashes {
+		styled = 1
 	}
-	var panels []panel
-	for i := range g.Cells {
-		c := &g.Cells[i]
-		x, y, lo, hi := point(c)
-		if math.IsNaN(x) || math.IsNaN(y) || math.IsInf(y, 0) || y == 0 {
+	split, axes = append(split, axes[styled:]...), axes[:styled]
+	for _, c := range g.cells {
+		m := at(c)
+		if m.y == 0 || !finite(m.x) || !finite(m.y) {
 			continue
 		}
-		s := g.series(c, axes)
-		p := panelOf(&panels, g.names(c, split))
-		p.place = g.places(c, split)
-		into := lineOf(p, s)
-		into.X, into.Y = append(into.X, number(x)), append(into.Y, number(y))
-		into.Lo, into.Hi = append(into.Lo, number(lo)), append(into.Hi, number(hi))
-	}
-	for i := range panels {
-		for k := range panels[i].Series {
-			panels[i].Series[k].sort()
+		m.panel, m.place, m.of.Name = names(c, split), places(c, split), cmp.Or(names(c, axes), "measured")
+		if look := places(c, axes); len(look) > 0 {
+			m.of.Color, m.of.Symbol, m.of.Dash = look[0], look[0], look[len(look)-1]
 		}
+		marks = append(marks, m)
 	}
-	g.order(panels)
-	return panels
+	slices.SortStableFunc(marks, func(a, b mark) int {
+		return cmp.Or(slices.Compare(a.place, b.place), a.of.Color-b.of.Color, a.of.Dash-b.of.Dash,
+			cmp.Compare(a.x, b.x))
+	})
+	return marks
 }
 
-func (g *grid) series(c *experiment.Cell, axes []experiment.Axis) series {
-	s := series{Name: cmp.Or(g.names(c, axes), "measured")}
-	for i, a := range axes {
-		n := int(place(a, g.value(c, a.Key)))
-		if i == 0 {
-			s.Color, s.Symbol = n, n
-		}
-		if i == len(axes)-1 {
-			s.Dash = n
-		}
+func finite(x float64) bool { return !math.IsNaN(x - x) } // ∞ − ∞ is also NaN
+
+// joined moves marks to one panel, in which only color distinguishes them. Words tell them apart.
+func joined(marks []mark) []mark {
+	for i := range marks {
+		m := &marks[i]
+		m.words = strings.TrimSuffix(m.of.Name+", "+m.panel, ", ")
+		m.of.Name, _, _ = strings.Cut(m.of.Name, ",")
+		m.panel, m.of.Kind, m.of.Dash = "", "points", 0
 	}
-	return s
+	return marks
 }
 
-func (g *grid) names(c *experiment.Cell, axes []experiment.Axis) string {
+func names(c *experiment.Cell, axes []experiment.Axis) string {
 	var names []string
 	for _, a := range axes {
-		names = append(names, label(a.Key, g.value(c, a.Key)))
+		names = append(names, label(a.Key, c.Values[a.Key]))
 	}
 	return strings.Join(names, ", ")
 }
 
-func (g *grid) places(c *experiment.Cell, axes []experiment.Axis) (p []int) {
+func places(c *experiment.Cell, axes []experiment.Axis) (p []int) {
 	for _, a := range axes {
-		p = append(p, int(place(a, g.value(c, a.Key))))
+		p = append(p, place(a, c))
 	}
 	return p
 }
 
-func (g *grid) order(panels []panel) {
-	slices.SortStableFunc(panels, func(a, b panel) int { return slices.Compare(a.place, b.place) })
-	for _, p := range panels {
-		slices.SortStableFunc(p.Series, func(a, b series) int {
-			return cmp.Or(a.Color-b.Color, a.Dash-b.Dash)
-		})
-	}
-}
-
-func panelOf(panels *[]panel, title string) *panel {
-	for i := range *panels {
-		if (*panels)[i].Title == title {
-			return &(*panels)[i]
-		}
-	}
-	*panels = append(*panels, panel{Title: title})
-	return &(*panels)[len(*panels)-1]
-}
-
-func lineOf(p *panel, s series) *series {
-	for i := range p.Series {
-		if p.Series[i].Name == s.Name {
-			return &p.Series[i]
-		}
-	}
-	p.Series = append(p.Series, s)
-	return &p.Series[len(p.Series)-1]
-}
-
-// sort orders the points by X. It drops Lo and Hi if no point has a spread.
-func (s *series) sort() {
-	order := make([]int, len(s.X))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(s.X[a], s.X[b]) })
-	for _, list := range []*[]number{&s.X, &s.Y, &s.Lo, &s.Hi} {
-		if len(*list) == len(order) {
-			sorted := make([]number, len(order))
-			for i, k := range order {
-				sorted[i] = (*list)[k]
-			}
-			*list = sorted
-		}
-	}
-	spread := slices.ContainsFunc(s.Lo, func(n number) bool { return !math.IsNaN(float64(n)) })
-	if !spread {
-		s.Lo, s.Hi = nil, nil
-	}
+// place returns the index of a cell's value on an axis; -1 for none.
+func place(a experiment.Axis, c *experiment.Cell) int {
+	return slices.IndexFunc(a.Values, func(v any) bool { return experiment.Text(v) == c.Text(a.Key) })
 }

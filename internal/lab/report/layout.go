@@ -40,7 +40,6 @@ func (p *page) layouts(runs []Run) {
 
 func (r *Run) tileMap() *figure {
 	part := &r.Plan.Partition
-	tokens := series{Name: "tokens of the rank", Kind: "rects"}
 	end, cut := float64(part.SeqLen), ""
 	for _, rank := range part.PerRank {
 		for _, s := range rank.Spans {
@@ -50,7 +49,8 @@ func (r *Run) tileMap() *figure {
 			}
 		}
 	}
-	words, ranks := map[string]int{}, []int(nil)
+	var ranks []int
+	var marks []mark
 	for row, rank := range part.PerRank {
 		if row == maxRanks {
 			cut += fmt.Sprintf(" The first %d ranks are drawn.", maxRanks)
@@ -64,16 +64,15 @@ func (r *Run) tileMap() *figure {
 			}
 			for k := range min(n, stripes+1) {
 				at := float64(s.Start) + float64(k)*float64(s.Stride)
-				if at >= end || len(tokens.X) == maxRects {
+				if at >= end || len(marks) == maxRects {
 					break
 				}
-				tokens.X, tokens.X2, tokens.Y = append(tokens.X, number(at)), append(tokens.X2, number(min(end, at+long))),
-					append(tokens.Y, number(row))
-				tokens.label(fmt.Sprintf("rank %d", rank.Rank), words)
+				marks = append(marks, mark{of: series{Name: "tokens of the rank", Kind: "rects"}, x: at,
+					x2: min(end, at+long), y: float64(row), words: fmt.Sprintf("rank %d", rank.Rank)})
 			}
 		}
 	}
-	if len(tokens.X) == maxRects {
+	if len(marks) == maxRects {
 		cut += fmt.Sprintf(" The first %s pieces are drawn.", readable.Number(maxRects))
 	}
 	caption := fmt.Sprintf("The tokens of each rank, in a sequence of %s tokens under %s over %d ranks.",
@@ -81,11 +80,10 @@ func (r *Run) tileMap() *figure {
 	if part.Document {
 		caption += " With packed documents the partition differs by sample; this one is for a single document."
 	}
-	return &figure{Title: "Tile map of " + part.Layout + r.suffix, Kind: "rects", Section: layouts, Caption: caption +
-		cut,
-		Views: []view{{Name: "tokens", X: axis{Name: "position in the sequence", Kind: "tokens"},
-			Y:      axis{Name: "rank", Kind: "text", Text: nameRanks(ranks)},
-			Panels: []panel{{Series: []series{tokens}}}}}}
+	return &figure{Title: "Tile map of " + part.Layout + r.suffix, Kind: "rects", Section: layouts,
+		Caption: caption + cut,
+		Views: []view{{"tokens", axis{Name: "position in the sequence", Kind: "tokens"}, ranksAxis(ranks),
+			draw(marks)}}}
 }
 
 func (r *Run) hops() *figure {
@@ -114,12 +112,13 @@ func (r *Run) hops() *figure {
 		}
 	}
 	if len(ranks) > 1 {
-		f.Views = []view{heatView("pairs", "hop", "", columns, nameRanks(ranks), pairs),
-			heatView("bytes sent", "hop", "bytes", columns, nameRanks(ranks), sent)}
+		f.Views = []view{heat("pairs", "hop", "", columns, ranks, pairs),
+			heat("bytes sent", "hop", "bytes", columns, ranks, sent)}
 	}
 	return f
 }
 
+// packedWork draws the work of the ranks in the first packed batch, over its mean.
 func (r *Run) packedWork() *figure {
 	f := &figure{Title: "Work by rank of a packed batch" + r.suffix, Kind: "bars", Section: layouts}
 	packed := r.Plan.Packed
@@ -135,33 +134,34 @@ func (r *Run) packedWork() *figure {
 	f.Caption = fmt.Sprintf("The first sample of the data: %d documents. Visible (query, key) pairs, tokens and sent "+
 		"bytes of each rank over the mean of the ranks; the slowest has %.3f times the mean's pairs.",
 		len(packed.Documents), packed.Imbalance)
-	var ranks []int
-	for _, p := range parts {
-		ranks = append(ranks, p.Rank)
-	}
-	for i, m := range []struct {
-		name  string
-		value func(plan.PackedPart) float64
-	}{
-		{"pairs", func(p plan.PackedPart) float64 { return float64(p.Pairs) }},
-		{"tokens", func(p plan.PackedPart) float64 { return float64(p.Tokens) }},
-		{"bytes sent", func(p plan.PackedPart) float64 { return float64(p.SendBytes) }},
-	} {
+	for i, name := range []string{"pairs", "tokens", "bytes sent"} {
+		value := func(p plan.PackedPart) float64 {
+			return []float64{float64(p.Pairs), float64(p.Tokens), float64(p.SendBytes)}[i]
+		}
 		mean := 0.0
 		for _, p := range packed.PerRank {
-			mean += m.value(p) / float64(len(packed.PerRank))
+			mean += value(p) / float64(len(packed.PerRank))
 		}
 		if mean == 0 {
 			continue
 		}
-		bar := series{Name: m.name, Kind: "bar", Color: i}
+		var ranks []int
+		var marks []mark
 		for k, p := range parts {
-			bar.add(float64(k), m.value(p)/mean)
+			ranks = append(ranks, p.Rank)
+			marks = append(marks, mark{of: series{Name: name, Kind: "bar", Color: i}, x: float64(k), y: value(p) / mean})
 		}
-		f.Views = append(f.Views, view{Name: m.name, X: axis{Name: "rank", Kind: "text", Text: nameRanks(ranks)},
-			Y: axis{Name: m.name + " over the mean", Zero: true},
-			Panels: []panel{{Series: []series{bar, {Name: "mean", Kind: "ideal", X: []number{0, number(len(parts) - 1)},
-				Y: []number{1, 1}}}}}})
+		marks = append(marks, ideal(series{Name: "mean"}, "", 0, 1, float64(len(parts)-1), 1)...)
+		f.Views = append(f.Views, view{name, ranksAxis(ranks), axis{Name: name + " over the mean", Zero: true},
+			draw(marks)})
 	}
 	return f
+}
+
+func ranksAxis(ranks []int) axis {
+	a := axis{Name: "rank", Kind: "text"}
+	for _, r := range ranks {
+		a.Text = append(a.Text, fmt.Sprintf("rank %d", r))
+	}
+	return a
 }

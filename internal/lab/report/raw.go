@@ -30,13 +30,13 @@ func rawFiles(runs []Run) []download {
 		for most := maxRaw / len(runs); len(data) > most && len(steps) > 2; data = packed(steps) {
 			steps = thin(steps, len(steps)*most/len(data)*9/10)
 		}
-		caption := fmt.Sprintf("all %s logged steps", readable.Number(float64(r.Lines)))
+		kept := "all"
 		if len(steps) < r.Lines {
-			caption = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))),
-				readable.Number(float64(r.Lines)))
+			kept = readable.Count(int64(len(steps))) + " of"
 		}
-		all = append(all, download{Name: r.Name + ".csv.gz", Caption: r.Name + ": " + caption,
-			Link: template.URL("data:application/gzip;base64," + data)})
+		all = append(all, download{Name: r.Name + ".csv.gz",
+			Caption: fmt.Sprintf("%s: %s %s logged steps", r.Name, kept, readable.Count(int64(r.Lines))),
+			Link:    template.URL("data:application/gzip;base64," + data)})
 	}
 	return all
 }

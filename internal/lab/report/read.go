@@ -55,14 +55,12 @@ func (in *Input) Open(path string) error {
 	if name != "" {
 		return in.openExperiment(root, name)
 	}
-	run, err := ReadRun(root)
+	run, err := readRun(root)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	run.Name = filepath.Base(filepath.Clean(path))
-	if abs, err := filepath.Abs(path); err == nil {
-		run.Name = filepath.Base(abs)
-	}
+	abs, _ := filepath.Abs(path) // "" if the working directory is gone
+	run.Name = filepath.Base(cmp.Or(abs, path))
 	in.Runs = append(in.Runs, *run)
 	return nil
 }
@@ -71,10 +69,7 @@ func (in *Input) openExperiment(root *os.Root, name string) error {
 	if in.Experiment != nil {
 		return errors.New("a page shows one experiment; write another page for the second")
 	}
-	data, err := files.ReadIn(root, name, maxResults)
-	if err == nil {
-		err = files.Modest(data, maxValues)
-	}
+	data, err := readJSON(root, name, maxResults)
 	if err != nil {
 		return err
 	}
@@ -82,7 +77,7 @@ func (in *Input) openExperiment(root *os.Root, name string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", terminal.Name(filepath.Join(root.Name(), name)), err)
 	}
-	in.Experiment, in.Plans = res, Plans(root, res)
+	in.Experiment, in.Plans = res, plansOf(root, res)
 	return nil
 }
 
@@ -91,13 +86,13 @@ func OfExperiment(dir string, res *experiment.Results) Input {
 	in := Input{Title: res.Name, Commit: res.Commit, Experiment: res}
 	if root, err := files.OpenDir(dir); err == nil { // without it the page has no roofline
 		defer root.Close()
-		in.Plans = Plans(root, res)
+		in.Plans = plansOf(root, res)
 	}
 	return in
 }
 
-// Plans returns the plan.json of the first run of each cell, if it is in the directory of the experiment.
-func Plans(root *os.Root, res *experiment.Results) map[string]*Plan {
+// plansOf returns the plan.json of the first run of each cell, if it is in the directory of the experiment.
+func plansOf(root *os.Root, res *experiment.Results) map[string]*Plan {
 	plans := map[string]*Plan{}
 	for _, c := range res.Cells {
 		if len(c.RunDirs) > 0 {
@@ -109,9 +104,9 @@ func Plans(root *os.Root, res *experiment.Results) map[string]*Plan {
 	return plans
 }
 
-// ReadRun reads a run directory, also while the run goes on. It needs metrics.jsonl or plan.json. Run.Missing names
+// readRun reads a run directory, also while the run goes on. It needs metrics.jsonl or plan.json. Run.Missing names
 // other files that are missing or damaged.
-func ReadRun(root *os.Root) (*Run, error) {
+func readRun(root *os.Root) (*Run, error) {
 	r := &Run{}
 	errMetrics := r.readSteps(root)
 	p, errPlan := readPlan(root, "plan.json")
@@ -209,15 +204,20 @@ func (r *Run) readTrace(root *os.Root) error {
 	})
 }
 
+func readJSON(root *os.Root, name string, most int64) ([]byte, error) {
+	data, err := files.ReadIn(root, name, most)
+	if err != nil {
+		return nil, err
+	}
+	return data, files.Modest(data, maxValues)
+}
+
 // Plan is a plan.json. Fields that an older version did not write are zero.
 type Plan struct{ plan.Plan }
 
 func readPlan(root *os.Root, name string) (*Plan, error) {
-	data, err := files.ReadIn(root, name, maxPlan)
+	data, err := readJSON(root, name, maxPlan)
 	if err != nil {
-		return nil, err
-	}
-	if err := files.Modest(data, maxValues); err != nil {
 		return nil, err
 	}
 	var p Plan

@@ -1,5 +1,5 @@
 // Package report writes one HTML page about runs or an experiment. The page needs no network and has at most
-// MaxPage bytes. Its figures are JSON (payload.go) that Apache ECharts draws in the browser:
+// MaxPage bytes. Its figures are JSON (figure.go) that Apache ECharts draws in the browser:
 //
 //	in := report.Input{Title: "opticks"}
 //	err := in.Open("runs/opticks-20261120-101500")
@@ -139,15 +139,10 @@ type section struct {
 	Figures  []*figure
 }
 
-func (p *page) sections() []section {
-	var all []section
-	for _, f := range p.Figures {
-		if len(all) == 0 || all[len(all)-1].Name != f.Section {
-			all = append(all, section{Name: f.Section,
-				ID: "section-" + strings.ReplaceAll(strings.ToLower(f.Section), " ", "-")})
-		}
-		last := &all[len(all)-1]
-		last.Figures = append(last.Figures, f)
+func (p *page) sections() (all []section) {
+	for _, figures := range groups(p.Figures, func(f *figure) string { return f.Section }) {
+		name := figures[0].Section
+		all = append(all, section{name, "section-" + strings.ReplaceAll(strings.ToLower(name), " ", "-"), figures})
 	}
 	return all
 }

@@ -468,8 +468,7 @@ func TestStrongScaling(t *testing.T) {
 				TokensPerSecond: r * float64(i), StepSeconds: 1 / r / float64(i)})
 		}
 	}
-	f := newGrid(e).strong()
-	for _, s := range f.Views[0].Panels[0].Series {
+	for _, s := range newGrid(e).strong()[0].Panels[0].Series {
 		want := map[string][]number{"ring": {1, 1.8, 3.2}, "ulysses": {.5, .9, 1.6}, "ideal": {1, 4}}[s.Name]
 		if fmt.Sprint(s.Y) != fmt.Sprint(want) {
 			t.Errorf("%s speeds up by %v, want %v", s.Name, s.Y, want)
@@ -493,7 +492,7 @@ func TestWhoWaitedForWhom(t *testing.T) {
 	if step != 4 || len(ranks) != 2 || len(spans) != 4 || spans[0].Start != 0 {
 		t.Fatalf("step %d of ranks %v, %d spans; rank 1 has no step 5", step, ranks, len(spans))
 	}
-	s := r.waitsFor(spans, ranks, step).Views[0].Panels[0].Series[0]
+	s := waitsFor(spans, ranks).Panels[0].Series[0]
 	if fmt.Sprint(s.Lo) != "[0 3 0 0]" {
 		t.Errorf("waits %v, want rank 0 for rank 1, 3 s", s.Lo)
 	}

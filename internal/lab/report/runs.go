@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -41,10 +40,8 @@ const (
 var curves = []curve{
 	{learning, "Loss", "Mean loss of the target tokens of a step, before its update. Lines with symbols show the " +
 		"validation loss.", true, []measure{
-		{"loss", axis{Name: "loss, nats a token"}, func(s metrics.Step) metrics.Float { return s.Loss },
-			validation},
-		{"loss, log", axis{Name: "loss, nats a token", Log: true}, func(s metrics.Step) metrics.Float { return s.Loss },
-			validation},
+		{"loss", axis{Name: "loss, nats a token"}, lossOf, validation},
+		{"loss, log", axis{Name: "loss, nats a token", Log: true}, lossOf, validation},
 		{"validation only", axis{Name: "validation loss, nats a token"},
 			func(metrics.Step) metrics.Float { return metrics.Absent }, validation},
 	}},
@@ -57,19 +54,15 @@ var curves = []curve{
 	}},
 	{speed, "Throughput", "Speed of the logged steps. FLOPs are model FLOPs: causal attention counts half, and " +
 		"recomputation does not count.", true, []measure{
-		{"tokens/s", axis{Name: "tokens/s", Zero: true},
-			func(s metrics.Step) metrics.Float { return s.TokensPerSecond }, nil},
+		{"tokens/s", axis{Name: "tokens/s", Zero: true}, tokensPerSecond, nil},
 		{"tokens/s a device", axis{Name: "tokens/s a device", Zero: true},
 			func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }, nil},
-		{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true},
-			func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }, nil},
-		{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true},
-			func(s metrics.Step) metrics.Float { return s.MFU }, nil},
+		{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true}, tflops, nil},
+		{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true}, mfu, nil},
 	}},
 	{speed, "Waiting for transfers", "Time in which compute waited for a transfer, on the rank that waited longest: " +
 		"a share of the time since the logged step before, or seconds of a step.", true, []measure{
-		{"share of the time", axis{Name: "share of the time", Kind: "share", Zero: true},
-			waitShare, nil},
+		{"share of the time", axis{Name: "share of the time", Kind: "share", Zero: true}, waitShare, nil},
 		{"seconds", axis{Name: "seconds a step", Kind: "seconds", Zero: true},
 			func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }, nil},
 	}},
@@ -86,15 +79,13 @@ var curves = []curve{
 	}},
 }
 
-// averaged returns line i with the mean time of the steps since the line before. CommWaitSeconds is a mean over the
-// same steps, while StepSeconds in the file is the time of the last of them.
-func averaged(steps []metrics.Step, i int) metrics.Step {
-	s := steps[i]
-	if i > 0 && steps[i-1].Step > 0 && s.Step-steps[i-1].Step > 1 {
-		s.StepSeconds = metrics.Float(since(s, steps[i-1]).Seconds() / float64(s.Step-steps[i-1].Step))
-	}
-	return s
-}
+func lossOf(s metrics.Step) metrics.Float { return s.Loss }
+
+func tokensPerSecond(s metrics.Step) metrics.Float { return s.TokensPerSecond }
+
+func tflops(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }
+
+func mfu(s metrics.Step) metrics.Float { return s.MFU }
 
 func waitShare(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }
 
@@ -103,6 +94,16 @@ func validation(s metrics.Step) metrics.Float {
 		return metrics.Absent
 	}
 	return *s.ValLoss
+}
+
+// averaged returns line i with the mean time of the steps since the line before. CommWaitSeconds is a mean over the
+// same steps, while StepSeconds in the file is the time of the last of them.
+func averaged(steps []metrics.Step, i int) metrics.Step {
+	s := steps[i]
+	if i > 0 && steps[i-1].Step > 0 && s.Step-steps[i-1].Step > 1 {
+		s.StepSeconds = metrics.Float(since(s, steps[i-1]).Seconds() / float64(s.Step-steps[i-1].Step))
+	}
+	return s
 }
 
 func (p *page) runs(runs []Run, n int) {
@@ -182,7 +183,7 @@ func (m measure) view(runs []Run, steps [][]metrics.Step) view {
 			}
 		}
 		for _, s := range []series{line, checks} {
-			if s.points() > 0 {
+			if slices.ContainsFunc(s.Y, func(y number) bool { return finite(float64(y)) }) {
 				v.Panels[0].Series = append(v.Panels[0].Series, s)
 			}
 		}
@@ -252,31 +253,25 @@ func (r Run) data() string {
 // headline returns the result of a run in one sentence: "Validation loss 5.60 → 1.98 in 89 s on 4 ranks, 7,800
 // tokens/s."
 func (r *Run) headline() string {
-	text := ""
-	for _, kind := range []struct {
-		name string
-		loss func(metrics.Step) metrics.Float
-	}{{"validation loss", validation}, {"loss", func(s metrics.Step) metrics.Float { return s.Loss }}} {
-		known := slices.DeleteFunc(slices.Clone(r.Steps), func(s metrics.Step) bool {
-			return math.IsNaN(float64(kind.loss(s)))
-		})
-		if len(known) > 0 && text == "" {
-			text = fmt.Sprintf("%s %.2f → %.2f", kind.name, kind.loss(known[0]), kind.loss(known[len(known)-1]))
+	text, name, losses := r.state(), "validation loss", r.values(validation)
+	if len(losses) == 0 {
+		name, losses = "loss", r.values(lossOf)
+	}
+	if n := len(losses); n > 0 {
+		change := fmt.Sprintf("%s %.2f → %.2f", name, losses[0], losses[n-1])
+		if strings.HasPrefix(text, "done") {
+			text = change
+		} else {
+			text += ": " + change
 		}
 	}
-	state := r.state()
-	if text == "" {
-		text = state
-	} else if !strings.HasPrefix(state, "done") {
-		text = state + ": " + text
-	}
-	if n := len(r.Steps); n > 1 {
-		text += " in " + readable.Seconds(since(r.Steps[n-1], r.Steps[0]).Seconds())
+	if len(r.Steps) > 1 {
+		text += " in " + readable.Seconds(r.took())
 	}
 	if r.Plan != nil && r.Plan.Partition.Ranks > 0 {
 		text += " on " + label(keyRanks, float64(r.Plan.Partition.Ranks))
 	}
-	if speed := r.median(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }); !math.IsNaN(speed) {
+	if speed := bench.Median(r.values(tokensPerSecond)); speed > 0 {
 		text += ", " + readable.Number(speed) + " tokens/s"
 	}
 	if r.suffix != "" {
@@ -285,45 +280,47 @@ func (r *Run) headline() string {
 	return strings.ToUpper(text[:1]) + text[1:] + "."
 }
 
-// median returns the median of a value over the logged steps; NaN if none has it.
-func (r *Run) median(value func(metrics.Step) metrics.Float) float64 {
-	var all []float64
-	for i, s := range r.Steps {
-		if v := float64(value(averaged(r.Steps, i))); s.Step > 0 && !math.IsNaN(v) {
-			all = append(all, v)
+// values returns the known values of a measure in the logged steps.
+func (r *Run) values(value func(metrics.Step) metrics.Float) (all []float64) {
+	for i := range r.Steps {
+		if v := value(averaged(r.Steps, i)); v.Known() {
+			all = append(all, float64(v))
 		}
 	}
-	if len(all) == 0 {
-		return math.NaN()
+	return all
+}
+
+// took returns the seconds between the first and the last logged step; 0 without steps.
+func (r *Run) took() float64 {
+	if len(r.Steps) == 0 {
+		return 0
 	}
-	return bench.Median(all)
+	return since(r.Steps[len(r.Steps)-1], r.Steps[0]).Seconds()
 }
 
 func summary(runs []Run) *table {
 	t := &table{Caption: "Runs", Columns: []string{"run", "state", "parameters", "sample, tokens", "ranks", "attention",
 		"tokens", "loss", "validation, best", "tokens/s", "TFLOP/s a device", "MFU", "memory", "waiting", "logged for"}}
 	for _, r := range runs {
-		row := []cell{{Text: r.Name, Head: true}, text(r.state())}
-		var params, ranks, seq float64
+		var params, ranks, seq, best float64
 		if p := r.Plan; p != nil {
 			params, ranks = float64(p.Estimate.Parameters), float64(p.Partition.Ranks)
 			seq = float64(p.Partition.SeqLen)
 		}
-		row = append(row, known(params, readable.Short), known(seq, readable.Size[float64]),
-			known(ranks, readable.Number), text(r.Plan.attention()))
-		last, took := metrics.Untrained(time.Time{}, 0, 0), math.NaN()
+		last := metrics.Untrained(time.Time{}, 0, 0)
 		if n := len(r.Steps); n > 0 {
-			last, took = r.Steps[n-1], since(r.Steps[n-1], r.Steps[0]).Seconds()
+			last = r.Steps[n-1]
 		}
-		row = append(row, known(float64(last.Tokens), readable.Number), known(float64(last.Loss), loss),
-			known(r.best(), loss),
-			known(r.median(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }), readable.Number),
-			known(r.median(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), readable.Number),
-			known(r.median(func(s metrics.Step) metrics.Float { return s.MFU }), readable.Percent),
-			known(float64(last.MemoryBytes), readable.Bytes[float64]),
-			known(r.median(waitShare), readable.Percent),
-			known(took, readable.Seconds))
-		t.Rows = append(t.Rows, row)
+		if losses := r.values(validation); len(losses) > 0 {
+			best = slices.Min(losses)
+		}
+		median := func(value func(metrics.Step) metrics.Float) float64 { return bench.Median(r.values(value)) }
+		t.Rows = append(t.Rows, []cell{{Text: r.Name, Head: true}, text(r.state()), known(params, readable.Short),
+			known(seq, readable.Size[float64]), known(ranks, readable.Number), text(r.Plan.attention()),
+			known(float64(last.Tokens), readable.Number), known(float64(last.Loss), loss), known(best, loss),
+			known(median(tokensPerSecond), readable.Number), known(median(tflops), readable.Number),
+			known(median(mfu), readable.Percent), known(float64(last.MemoryBytes), readable.Bytes[float64]),
+			known(median(waitShare), readable.Percent), known(r.took(), readable.Seconds)})
 	}
 	t.drop()
 	return t
@@ -353,16 +350,6 @@ func (r *Run) state() string {
 		return "at step " + last
 	}
 	return fmt.Sprintf("at step %s of %s", last, all)
-}
-
-func (r *Run) best() float64 {
-	best := math.NaN()
-	for _, s := range r.Steps {
-		if v := float64(validation(s)); !math.IsNaN(v) && !(v >= best) {
-			best = v
-		}
-	}
-	return best
 }
 
 func loss(x float64) string { return fmt.Sprintf("%.4f", x) }

@@ -1,47 +1,84 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
-	"maps"
 	"math"
-	"regexp"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/lab/experiment"
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
+// figures returns the figures of an experiment; those without views and tables do not apply to it.
+func (g *grid) figures(plans map[string]*Plan) []*figure {
+	results, choices := g.tables()
+	all := []*figure{results, choices,
+		{Title: "Throughput by sequence length", Kind: "lines", Section: scaling, Caption: speedCaption,
+			Views: g.views(keyLength, rates...)},
+		{Title: "Strong scaling: one sequence over more ranks", Kind: "lines", Section: scaling,
+			Caption: "The same length over more ranks. Speed-up is relative to the fastest cell with the fewest ranks; the " +
+				"thin line is ideal: n times the ranks, n times the speed.",
+			Views: g.strong()},
+		{Title: "Weak scaling: equal tokens on each rank", Kind: "lines", Section: scaling,
+			Caption: "The length grows with the ranks. Since work per token grows with the length, the measure is TFLOP/s a " +
+				"device, relative to the fewest ranks; the thin line is ideal, 100 %.",
+			Views: g.weak()},
+	}
+	over, scaled := g.axis(keyLength, keyRanks)
+	if axes := g.varying(); !scaled && len(axes) > 0 {
+		key := axes[len(axes)-1].Key
+		f := &figure{Title: "Throughput by " + key, Kind: "lines", Section: scaling, Caption: speedCaption,
+			Views: g.views(key, rates...)}
+		if f.Views[0].X.Kind == "text" {
+			f.Title, f.Kind, f.Caption = "Throughput", "bars", "Median of the counted steps."
+		}
+		all = append(all, f)
+	}
+	return append(all, g.memory(),
+		&figure{Title: "Waiting for transfers", Kind: "lines", Section: communicate,
+			Caption: "Share of a step in which compute waited for transfers, on the rank that waited longest.",
+			Views:   g.views(over.Key, waits)},
+		g.roofline(plans),
+		&figure{Title: "Predicted against measured", Kind: "lines", Section: predictions,
+			Caption: "Each point is a cell. On the thin line the prediction is exact, between the dotted lines within 10 %.",
+			Views:   g.predicted()})
+}
+
+const speedCaption = "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are model " +
+	"FLOPs: causal attention counts half, and recomputation does not count."
+
+// A quantity is a measure of a cell: y and its spread, 0 if unknown.
 type quantity struct {
 	name  string
 	y     axis
-	value func(c *experiment.Cell) (y, lo, hi float64) // NaN: not known
+	value func(c *experiment.Cell) mark
 }
 
-func rateOf(value func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi float64) {
-	return func(c *experiment.Cell) (y, lo, hi float64) {
-		nan := math.NaN()
-		if y = value(c); c.Status != experiment.OK || y == 0 {
-			return nan, nan, nan
+// rateOf returns the measure of a rate, whose spread follows from that of the step time.
+func rateOf(value func(*experiment.Cell) float64) func(*experiment.Cell) mark {
+	return func(c *experiment.Cell) mark {
+		y := value(c)
+		if c.Status != experiment.OK {
+			return mark{}
 		}
 		if c.StepSecondsMin <= 0 || c.StepSecondsMax <= 0 {
-			return y, nan, nan
+			return mark{y: y}
 		}
-		return y, y * c.StepSeconds / c.StepSecondsMax, y * c.StepSeconds / c.StepSecondsMin
+		return mark{y: y, lo: y * c.StepSeconds / c.StepSecondsMax, hi: y * c.StepSeconds / c.StepSecondsMin}
 	}
 }
 
-// secondsOf returns the measured step time, or the predicted one of a planned cell; NaN for none.
+// secondsOf returns the measured step time, or the predicted one of a planned cell; 0 for none.
 func secondsOf(c *experiment.Cell) float64 {
-	switch {
-	case c.Status == experiment.OK && c.StepSeconds > 0:
+	switch c.Status {
+	case experiment.OK:
 		return c.StepSeconds
-	case c.Status == experiment.Planned && c.PredictedStepSeconds > 0:
+	case experiment.Planned:
 		return c.PredictedStepSeconds
 	}
-	return math.NaN()
+	return 0
 }
 
 // rates lists the speeds of a cell. strong uses the third, weak the first.
@@ -53,231 +90,122 @@ var rates = []quantity{
 	{"tokens/s in all", axis{Name: "tokens/s", Log: true},
 		rateOf(func(c *experiment.Cell) float64 { return c.TokensPerSecond })},
 	{"seconds a step", axis{Name: "seconds a step", Kind: "seconds", Log: true},
-		func(c *experiment.Cell) (y, lo, hi float64) {
-			if c.Status != experiment.OK {
-				return secondsOf(c), math.NaN(), math.NaN()
-			}
-			return secondsOf(c), c.StepSecondsMin, c.StepSecondsMax
+		func(c *experiment.Cell) mark {
+			return mark{y: secondsOf(c), lo: c.StepSecondsMin, hi: c.StepSecondsMax}
 		}},
 	{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true},
 		rateOf(func(c *experiment.Cell) float64 { return c.MFU })},
 }
 
-func (g *grid) against(key string) *figure {
-	f := &figure{Title: "Throughput by " + axisOf(key).Name, Kind: "lines", Section: scaling,
-		Caption: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are model FLOPs: " +
-			"causal attention counts half, and recomputation does not count."}
-	if key == keyLength {
-		f.Title = "Throughput by sequence length"
-	}
-	if _, ok := g.axis(key); !ok {
-		return f
-	}
-	for _, q := range rates {
-		f.Views = append(f.Views, view{Name: q.name, X: axisOf(key), Y: q.y, Panels: g.lines([]string{key},
-			func(c *experiment.Cell) (x, y, lo, hi float64) {
-				y, lo, hi = q.value(c)
-				return g.number(c, key), y, lo, hi
-			})})
-	}
-	return f
-}
+var waits = quantity{"share of the step", axis{Name: "share of the step", Kind: "share", Zero: true},
+	func(c *experiment.Cell) mark {
+		if numberOf(c, keyRanks) == 1 { // one rank never waits
+			return mark{}
+		}
+		return mark{y: share(c)}
+	}}
 
-// others draws the rates by another key, if the grid has neither lengths nor ranks: by a numeric key, or else by words.
-func (g *grid) others() *figure {
-	f := &figure{Title: "Throughput", Kind: "bars", Section: scaling, Caption: "Median of the counted steps."}
-	_, lengths := g.axis(keyLength)
-	_, ranks := g.axis(keyRanks)
-	axes := g.varying()
-	if lengths || ranks || len(axes) == 0 {
-		return f
+// views draws quantities over an axis that has several values: as bars if they are words.
+func (g *grid) views(key string, list ...quantity) (all []view) {
+	a, ok := g.axis(key)
+	if !ok {
+		return nil
 	}
-	last := axes[len(axes)-1]
-	if _, number := last.Values[0].(string); !number && !math.IsNaN(g.number(&g.Cells[0], last.Key)) {
-		return g.against(last.Key)
-	}
-	for _, q := range rates {
-		panels := g.lines([]string{last.Key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-			y, _, _ = q.value(c)
-			return place(last, g.value(c, last.Key)), y, math.NaN(), math.NaN()
-		})
-		for _, p := range panels {
-			for k := range p.Series {
-				p.Series[k].Kind = "bar"
+	x := g.axisOf(a)
+	for _, q := range list {
+		marks := g.lines(g.varying(key), func(c *experiment.Cell) mark {
+			m := q.value(c)
+			if m.x = numberOf(c, key); x.Kind == "text" {
+				m = mark{of: series{Kind: "bar"}, x: float64(place(a, c)), y: m.y}
 			}
+			return m
+		})
+		if x.Kind == "text" {
+			q.y.Log, q.y.Zero = false, true
 		}
-		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: last.Key, Kind: "text", Text: texts(last)},
-			Y: axis{Name: q.y.Name, Kind: q.y.Kind, Zero: true}, Panels: panels})
-	}
-	return f
-}
-
-func texts(a experiment.Axis) (all []string) {
-	for _, v := range a.Values {
-		if n, ok := v.(float64); ok && a.Key == keyLength {
-			all = append(all, readable.Size(n))
-			continue
-		}
-		all = append(all, experiment.Text(v))
+		all = append(all, view{q.name, x, q.y, draw(marks)})
 	}
 	return all
 }
 
-func place(a experiment.Axis, v any) float64 {
-	return float64(slices.IndexFunc(a.Values, func(o any) bool { return experiment.Text(o) == experiment.Text(v) }))
-}
-
-func (g *grid) strong() *figure {
-	f := &figure{Title: "Strong scaling: one sequence over more ranks", Kind: "lines", Section: scaling,
-		Caption: "The same length over more ranks. Speed-up is relative to the fastest cell with the fewest ranks; the " +
-			"thin line is ideal: n times the ranks, n times the speed."}
-	if _, ok := g.axis(keyRanks); !ok {
-		return f
+// strong draws the speed over ranks, relative to the fastest cell with the fewest ranks.
+func (g *grid) strong() []view {
+	ranks, ok := g.axis(keyRanks)
+	if !ok {
+		return nil
 	}
-	rate := func(c *experiment.Cell) (x, y, lo, hi float64) {
-		return g.number(c, keyRanks), 1 / secondsOf(c), math.NaN(), math.NaN()
-	}
-	speedup, efficiency := g.lines([]string{keyRanks}, rate), g.lines([]string{keyRanks}, rate)
-	plain := g.lines([]string{keyRanks}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-		y, lo, hi = rates[2].value(c)
-		return g.number(c, keyRanks), y, lo, hi
-	})
-	for i := range speedup {
-		n0, y0 := fewest(speedup[i].Series)
-		high := n0
-		for k := range speedup[i].Series {
-			s, e := &speedup[i].Series[k], &efficiency[i].Series[k]
-			for j, n := range s.X {
-				high = max(high, n)
-				s.Y[j] /= y0
-				e.Y[j] = s.Y[j] / (n / n0)
-			}
-		}
-		if high == n0 { // only one number of ranks
-			speedup[i], efficiency[i] = panel{}, panel{}
+	var speedup, efficiency []mark
+	for _, shown := range groups(g.lines(g.varying(keyRanks), func(c *experiment.Cell) mark {
+		return mark{x: numberOf(c, keyRanks), y: 1 / secondsOf(c)}
+	}), mark.title) {
+		first := slices.MinFunc(shown, func(a, b mark) int {
+			return cmp.Or(cmp.Compare(a.x, b.x), cmp.Compare(b.y, a.y))
+		})
+		last := slices.MaxFunc(shown, func(a, b mark) int { return cmp.Compare(a.x, b.x) })
+		more := last.x / first.x
+		if more == 1 {
 			continue
 		}
-		ideal := series{Name: "ideal", Kind: "ideal", X: []number{n0, high}, Y: []number{1, high / n0}}
-		speedup[i].Series = append(speedup[i].Series, ideal)
-		ideal.Y = []number{1, 1}
-		efficiency[i].Series = append(efficiency[i].Series, ideal)
-	}
-	f.Views = []view{
-		{Name: "speed-up", X: axisOf(keyRanks), Y: axis{Name: "speed-up", Log: true}, Panels: speedup},
-		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "speed-up over the ideal", Kind: "share", Zero: true},
-			Panels: efficiency},
-		{Name: "tokens/s", X: axisOf(keyRanks), Y: axis{Name: "tokens/s", Log: true}, Panels: plain},
-	}
-	return f
-}
-
-func fewest(all []series) (n, rate number) {
-	for _, s := range all {
-		for j, x := range s.X {
-			switch {
-			case n == 0 || x < n:
-				n, rate = x, s.Y[j]
-			case x == n:
-				rate = max(rate, s.Y[j])
-			}
+		for _, m := range shown {
+			m.y /= first.y
+			speedup = append(speedup, m)
+			m.y /= m.x / first.x
+			efficiency = append(efficiency, m)
 		}
+		perfect := series{Name: "ideal"}
+		speedup = append(speedup, ideal(perfect, first.panel, first.x, 1, last.x, more)...)
+		efficiency = append(efficiency, ideal(perfect, first.panel, first.x, 1, last.x, 1)...)
 	}
-	return n, rate
+	x := g.axisOf(ranks)
+	tokens := g.views(keyRanks, rates[2])[0]
+	tokens.Name = "tokens/s"
+	return []view{
+		{"speed-up", x, axis{Name: "speed-up", Log: true}, draw(speedup)},
+		{"efficiency", x, axis{Name: "speed-up over the ideal", Kind: "share", Zero: true}, draw(efficiency)},
+		tokens,
+	}
 }
 
 // weak draws the rate of a device over ranks, with the sequence length in proportion to the ranks.
-func (g *grid) weak() *figure {
-	f := &figure{Title: "Weak scaling: equal tokens on each rank", Kind: "lines", Section: scaling,
-		Caption: "The length grows with the ranks. Since work per token grows with the length, the measure is TFLOP/s a " +
-			"device, relative to the fewest ranks; the thin line is ideal, 100 %."}
-	_, ranks := g.axis(keyRanks)
-	_, lengths := g.axis(keyLength)
-	if !ranks || !lengths {
-		return f
+func (g *grid) weak() []view {
+	ranks, ok := g.axis(keyRanks)
+	if _, lengths := g.axis(keyLength); !ok || !lengths {
+		return nil
 	}
-	wide := *g // with tokens per rank in place of lengths
-	wide.Results = &experiment.Results{Name: g.Name, Set: g.Set}
-	per := experiment.Axis{Key: keyPerRank}
-	for i := range g.Cells {
-		c := g.Cells[i]
-		n := g.number(&c, keyLength) / g.number(&c, keyRanks)
-		c.Values = maps.Clone(c.Values)
-		delete(c.Values, keyLength)
-		c.Values[keyPerRank] = n
-		if !slices.Contains(per.Values, any(n)) {
-			per.Values = append(per.Values, n)
-		}
-		wide.Cells = append(wide.Cells, c)
+	axes := g.varying(keyRanks, keyLength)
+	if len(g.perRank.Values) > 1 {
+		axes = append(axes, g.perRank)
 	}
-	slices.SortFunc(per.Values, func(a, b any) int { return int(a.(float64) - b.(float64)) })
-	byLength := func(a experiment.Axis) bool { return a.Key == keyLength }
-	wide.axes = append([]experiment.Axis{per}, slices.DeleteFunc(slices.Clone(g.axes), byLength)...)
-	rate := func(c *experiment.Cell) (x, y, lo, hi float64) {
-		y, lo, hi = rates[0].value(c)
-		return wide.number(c, keyRanks), y, lo, hi
-	}
-	share, plain := wide.lines([]string{keyRanks}, rate), wide.lines([]string{keyRanks}, rate)
-	for i := range share {
-		for k := range share[i].Series {
-			s, a := &share[i].Series[k], &plain[i].Series[k]
-			if len(s.X) < 2 {
-				s.X, a.X, s.Y, a.Y = nil, nil, nil, nil
+	var relative, plain []mark
+	for _, shown := range groups(g.lines(axes, func(c *experiment.Cell) mark {
+		m := rates[0].value(c)
+		m.x = numberOf(c, keyRanks)
+		return m
+	}), mark.title) {
+		low, high := math.Inf(1), 0.0
+		for _, line := range groups(shown, mark.name) {
+			if len(line) < 2 {
 				continue
 			}
-			y0 := s.Y[0]
-			for j := range s.Y {
-				s.Y[j] /= y0
+			plain = append(plain, line...)
+			low, high = min(low, line[0].x), max(high, line[len(line)-1].x)
+			for _, m := range line {
+				relative = append(relative, mark{of: m.of, panel: m.panel, x: m.x, y: m.y / line[0].y})
 			}
-			s.Lo, s.Hi = nil, nil
 		}
-		empty := func(s series) bool { return len(s.X) == 0 }
-		share[i].Series, plain[i].Series = slices.DeleteFunc(share[i].Series, empty), slices.DeleteFunc(plain[i].Series,
-			empty)
-		low, high := math.Inf(1), 0.0
-		for _, s := range share[i].Series {
-			low, high = min(low, float64(s.X[0])), max(high, float64(s.X[len(s.X)-1]))
-		}
-		share[i].Series = append(share[i].Series, series{Name: "ideal", Kind: "ideal", X: []number{number(low),
-			number(high)}, Y: []number{1, 1}})
+		relative = append(relative, ideal(series{Name: "ideal"}, shown[0].panel, low, 1, high, 1)...)
 	}
-	f.Views = []view{
-		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device over the fewest ranks",
-			Kind: "share", Zero: true}, Panels: share},
-		{Name: "TFLOP/s a device", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device", Zero: true}, Panels: plain},
+	x := g.axisOf(ranks)
+	return []view{
+		{"efficiency", x, axis{Name: "TFLOP/s a device over the fewest ranks", Kind: "share", Zero: true}, draw(relative)},
+		{rates[0].name, x, rates[0].y, draw(plain)},
 	}
-	return f
 }
 
-// keyPerRank names the axis for weak scaling: sequence length over ranks.
-const keyPerRank = "tokens a rank"
-
-// exposed draws the share of a step in which compute waited for transfers.
-func (g *grid) exposed(key string) *figure {
-	f := &figure{Title: "Waiting for transfers", Kind: "lines", Section: communicate,
-		Caption: "Share of a step in which compute waited for transfers, on the rank that waited longest."}
-	if _, ok := g.axis(key); !ok {
-		if key == keyRanks {
-			return f
-		}
-		return g.exposed(keyRanks)
-	}
-	f.Views = []view{{Name: "share of the step", X: axisOf(key), Y: axis{Name: "share of the step", Kind: "share",
-		Zero: true}, Panels: g.lines([]string{key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-		if g.number(c, keyRanks) == 1 { // one rank never waits
-			return math.NaN(), math.NaN(), math.NaN(), math.NaN()
-		}
-		return g.number(c, key), share(c), math.NaN(), math.NaN()
-	})}}
-	return f
-}
-
-func (g *grid) predicted() *figure {
-	f := &figure{Title: "Predicted against measured", Kind: "lines", Section: predictions,
-		Caption: "Each point is a cell. On the thin line the prediction is exact, between the dotted lines within 10 %."}
+func (g *grid) predicted() (views []view) {
 	for _, q := range []struct {
-		name   string
-		kind   string
-		values func(c *experiment.Cell) (predicted, measured float64)
+		name, kind string
+		values     func(c *experiment.Cell) (predicted, measured float64)
 	}{
 		{"seconds a step", "seconds", func(c *experiment.Cell) (float64, float64) {
 			return c.PredictedStepSeconds, c.StepSeconds
@@ -287,111 +215,65 @@ func (g *grid) predicted() *figure {
 		}},
 	} {
 		low, high := math.Inf(1), 0.0
-		panels := g.lines(nil, func(c *experiment.Cell) (x, y, lo, hi float64) {
+		marks := joined(g.lines(g.varying(), func(c *experiment.Cell) mark {
 			p, m := q.values(c)
 			if c.Status != experiment.OK || p <= 0 || m <= 0 {
-				p, m = math.NaN(), math.NaN()
-			} else {
-				low, high = min(low, p, m), max(high, p, m)
+				return mark{}
 			}
-			return p, m, math.NaN(), math.NaN()
-		})
-		one := fold(panels) // one panel, in which only color distinguishes cells
+			low, high = min(low, p, m), max(high, p, m)
+			return mark{x: p, y: m}
+		}))
 		for i, at := range []float64{1, 1.1, 1 / 1.1} {
-			one = append(one, series{Name: []string{"as predicted", "10 % more", "10 % less"}[i], Kind: "ideal",
-				Dash: i, X: []number{number(low), number(high)}, Y: []number{number(low * at), number(high * at)}})
+			exact := series{Name: []string{"as predicted", "10 % more", "10 % less"}[i], Dash: i}
+			marks = append(marks, ideal(exact, "", low, low*at, high, high*at)...)
 		}
-		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: "predicted", Kind: q.kind, Log: true},
-			Y: axis{Name: "measured", Kind: q.kind, Log: true}, Panels: []panel{{Series: one}}})
+		views = append(views, view{q.name, axis{Name: "predicted", Kind: q.kind, Log: true},
+			axis{Name: "measured", Kind: q.kind, Log: true}, draw(marks)})
 	}
-	return f
-}
-
-// fold joins series of equal color in all panels to one series of points.
-func fold(panels []panel) []series {
-	var out, all []series
-	for _, p := range panels {
-		for _, s := range p.Series {
-			if p.Title != "" {
-				s.Name += ", " + p.Title
-			}
-			all = append(all, s)
-		}
-	}
-	for _, s := range all {
-		first, _, _ := strings.Cut(s.Name, ",")
-		k := slices.IndexFunc(out, func(o series) bool { return o.Name == first })
-		if k < 0 {
-			k, out = len(out), append(out, series{Name: first, Kind: "points", Color: s.Color, Symbol: s.Symbol})
-		}
-		known := map[string]int{}
-		for i, w := range out[k].Words {
-			known[w] = i
-		}
-		for i := range s.X {
-			out[k].X, out[k].Y = append(out[k].X, s.X[i]), append(out[k].Y, s.Y[i])
-			out[k].label(s.Name, known)
-		}
-	}
-	return out
+	return views
 }
 
 func (g *grid) memory() *figure {
 	f := &figure{Title: "Memory by kind", Kind: "bars", Section: memories,
 		Caption: "Planned bytes of the rank that needs most; the diamond is the measured peak. Cells that ran out of " +
 			"memory have no diamond."}
-	x, ok := g.axis(keyLength)
-	if !ok {
-		if x, ok = g.axis(keyRanks); !ok {
-			if all := g.varying(); len(all) > 0 {
-				x, ok = all[len(all)-1], true
-			}
-		}
+	x, ok := g.axis(keyLength, keyRanks)
+	if axes := g.varying(); !ok && len(axes) > 0 {
+		x, ok = axes[len(axes)-1], true
 	}
 	if !ok {
 		return f
 	}
 	split := g.varying(x.Key)
 	slices.Reverse(split) // ranks first: they change most
-	v := view{Name: "planned", X: axis{Name: axisOf(x.Key).Name, Kind: "text", Text: texts(x)},
-		Y: axis{Name: "bytes of a rank", Kind: "bytes", Zero: true}}
-	for i := range g.Cells {
-		c := &g.Cells[i]
-		if c.Memory == nil && c.MemoryBytes == 0 {
-			continue
+	var marks []mark
+	most, planned := 0.0, 0.0
+	for _, c := range g.cells {
+		planned = max(planned, float64(c.PlannedMemoryBytes))
+		put := func(of series, bytes int64) {
+			marks = append(marks, mark{of: of, panel: names(c, split), place: places(c, split), x: float64(place(x, c)),
+				y: float64(bytes)})
 		}
-		p := panelOf(&v.Panels, g.names(c, split))
-		p.place = g.places(c, split)
-		at := place(x, g.value(c, x.Key))
 		if m := c.Memory; m != nil {
-			for k, part := range []struct {
-				name  string
-				bytes int64
-			}{{"weights", m.Weights}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer}, {"activations",
-				m.Activations}, {"workspace", m.Workspace}} {
-				lineOf(p, series{Name: part.name, Kind: "stack", Color: k}).add(at, float64(part.bytes))
+			kinds := []string{"weights", "gradients", "optimizer", "activations", "workspace"}
+			for k, bytes := range []int64{m.Weights, m.Gradients, m.Optimizer, m.Activations, m.Workspace} {
+				put(series{Name: kinds[k], Kind: "stack", Color: k}, bytes)
 			}
 		}
-		if c.MemoryBytes > 0 && c.Status == experiment.OK {
-			lineOf(p, series{Name: "measured peak", Kind: "points", Color: 7, Symbol: 3}).add(at,
-				float64(c.MemoryBytes))
-		}
-	}
-	most := 0.0
-	for _, c := range g.Cells {
 		if c.Status == experiment.OK {
 			most = max(most, float64(c.MemoryBytes), float64(c.PlannedMemoryBytes))
+			if c.MemoryBytes > 0 {
+				put(series{Name: "measured peak", Kind: "points", Color: 7, Symbol: 3}, c.MemoryBytes)
+			}
 		}
 	}
-	for _, c := range g.Cells {
-		if most > 0 && float64(c.PlannedMemoryBytes) > 1.5*most {
-			v.Y.Max = number(1.5 * most)
-			f.Caption += " Bars that leave the chart need more; see the numbers."
-			break
-		}
+	y := axis{Name: "bytes of a rank", Kind: "bytes", Zero: true}
+	if most > 0 && planned > 1.5*most {
+		y.Max = number(1.5 * most)
+		f.Caption += " Bars that leave the chart need more; see the numbers."
 	}
-	slices.SortStableFunc(v.Panels, func(a, b panel) int { return slices.Compare(a.place, b.place) })
-	f.Views = []view{v}
+	slices.SortStableFunc(marks, func(a, b mark) int { return slices.Compare(a.place, b.place) })
+	f.Views = []view{{"planned", axis{Name: g.axisOf(x).Name, Kind: "text", Text: texts(x)}, y, draw(marks)}}
 	return f
 }
 
@@ -401,68 +283,48 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 	f := &figure{Title: "Roofline of transfers", Kind: "lines", Section: communicate,
 		Caption: "Each point is a cell: model FLOPs of a device per byte sent by the rank that sends most, and the rate " +
 			"that the device reached. "}
-	var at roof
+	var roof machine.Card
 	low, high := math.Inf(1), 0.0
-	panels := g.lines(nil, func(c *experiment.Cell) (x, y, lo, hi float64) {
-		nan := math.NaN()
+	marks := joined(g.lines(g.varying(), func(c *experiment.Cell) mark {
 		p := plans[c.ID]
 		if p == nil || c.Status != experiment.OK || p.Communication.Total <= 0 || p.Partition.Ranks < 2 ||
 			c.TFLOPsPerDevice <= 0 {
-			return nan, nan, nan, nan
+			return mark{}
 		}
-		if at.flops == 0 {
-			at = roofOf(p)
+		if roof.BF16 == 0 {
+			roof = roofOf(p)
 		}
-		x = p.Estimate.FLOPsPerStep / float64(p.Partition.Ranks) / float64(p.Communication.Total)
+		x := p.Estimate.FLOPsPerStep / float64(p.Partition.Ranks) / float64(p.Communication.Total)
 		low, high = min(low, x), max(high, x)
-		return x, c.TFLOPsPerDevice, nan, nan
-	})
-	all := fold(panels)
-	if len(all) == 0 {
-		return f
-	}
-	if at.flops > 0 {
-		top := series{Name: "roof: " + at.source, Kind: "ideal"}
-		if at.link > 0 {
-			ridge := at.flops / at.link
-			low = min(low, ridge/4)
-			top.X, top.Y = []number{number(low), number(ridge)}, []number{number(low * at.link / 1e12),
-				number(at.flops / 1e12)}
-			f.Caption += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", readable.Number(at.flops/1e12),
-				readable.Number(at.link/1e9), at.source)
-			high = max(high, ridge*2)
+		return mark{x: x, y: c.TFLOPsPerDevice}
+	}))
+	if top := roof.BF16 / 1e12; top > 0 {
+		source := "data sheet of " + roof.Name
+		line := []float64{low, top}
+		if roof.Link > 0 {
+			ridge := roof.BF16 / roof.Link
+			low, high = min(low, ridge/4), max(high, ridge*2)
+			line = []float64{low, low * roof.Link / 1e12, ridge, top}
+			f.Caption += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", readable.Number(top),
+				readable.Number(roof.Link/1e9), source)
 		} else {
-			top.X, top.Y = []number{number(low)}, []number{number(at.flops / 1e12)}
 			f.Caption += fmt.Sprintf("The roof is %s TFLOP/s (%s); the links of this machine have no known rate.",
-				readable.Number(at.flops/1e12), at.source)
+				readable.Number(top), source)
 		}
-		high *= 1.5
-		top.X, top.Y = append(top.X, number(high)), append(top.Y, number(at.flops/1e12))
-		all = append(all, top)
+		marks = append(marks, ideal(series{Name: "roof: " + source}, "", append(line, 1.5*high, top)...)...)
 	}
-	f.Views = []view{{Name: "TFLOP/s a device", X: axis{Name: "model FLOPs for each byte sent", Log: true},
-		Y: axis{Name: "TFLOP/s a device", Log: true}, Panels: []panel{{Series: all}}}}
+	f.Views = []view{{"TFLOP/s a device", axis{Name: "model FLOPs for each byte sent", Log: true},
+		axis{Name: "TFLOP/s a device", Log: true}, draw(marks)}}
 	return f
 }
 
-type roof struct {
-	flops, link float64 // a second; 0 where not known
-	source      string
-}
-
-var archOf = regexp.MustCompile(`(?:^|,)arch=sm(\d+)`)
-
-// roofOf returns the rates in the data sheet of a GPU, if it is known; else none.
-func roofOf(p *Plan) roof {
-	if m := archOf.FindStringSubmatch(p.Machine); m != nil {
-		arch, _ := strconv.Atoi(m[1])
-		if peak, ok := machine.CardFor(arch); ok {
-			r := roof{flops: peak.BF16, link: peak.Link, source: "data sheet of " + peak.Name}
-			if p.option("precision.compute") == "fp32" {
-				r.flops = peak.FP32
-			}
-			return r
-		}
+// roofOf returns the data sheet of a plan's GPU, with the rate of its precision as BF16; no rates if it is not known.
+func roofOf(p *Plan) (card machine.Card) {
+	if m, err := machine.Assume([]string{p.Machine}); err == nil {
+		card, _ = machine.CardFor(m.Arch)
 	}
-	return roof{}
+	if p.option("precision.compute") == "fp32" {
+		card.BF16 = card.FP32
+	}
+	return card
 }

@@ -59,42 +59,123 @@ type axis struct {
 type panel struct {
 	Title  string   `json:"title"`
 	Series []series `json:"series"`
-	place  []int    // of its values on the grid's axes, to sort by
 }
 
 // A series is one line, kind of bar, or kind of rectangle. Color, Dash and Symbol index the lists of series.js. Two
 // series that differ in color also differ in dash or symbol.
 type series struct {
 	Name   string   `json:"name"`
-	Kind   string   `json:"kind,omitempty"` // "" a line, points, bar, ideal (a thin line without points), rects, heat
+	Kind   string   `json:"kind,omitempty"` // "" a line, points, bar, stack, ideal (a line without points), rects, heat
 	Color  int      `json:"color"`
 	Dash   int      `json:"dash"`
 	Symbol int      `json:"symbol"`
 	Run    int      `json:"run,omitempty"` // n > 0: X is the Steps of run n-1
 	X      []number `json:"xs,omitempty"`
 	Y      []number `json:"ys"`
-	Lo     []number `json:"lo,omitempty"` // spread of Y
+	Lo     []number `json:"lo,omitempty"` // spread of Y, or the values of a heat map
 	Hi     []number `json:"hi,omitempty"`
 	X2     []number `json:"x2,omitempty"` // ends of rectangles, which begin at X
 	Words  []string `json:"words,omitempty"`
 	Text   []int    `json:"text,omitempty"` // for each point an index into Words
 }
 
-// label gives the next point its words. known holds the indices of Words.
-func (s *series) label(words string, known map[string]int) {
-	i, ok := known[words]
-	if !ok {
-		i = len(s.Words)
-		known[words] = i
-		s.Words = append(s.Words, words)
-	}
-	s.Text = append(s.Text, i)
+// A mark is one point, bar, rectangle or cell of a heat map.
+type mark struct {
+	of     series // its name and look
+	panel  string // title of its panel
+	place  []int  // of the panel among others, for sorting
+	x, y   float64
+	lo, hi float64 // spread of y; 0: unknown. In a heat map lo is the value.
+	x2     float64 // end of a rectangle
+	words  string
 }
 
-func (s *series) add(x, y float64) {
-	if !math.IsNaN(x-x) && !math.IsNaN(y-y) { // ∞ − ∞ is also NaN
-		s.X, s.Y = append(s.X, number(x)), append(s.Y, number(y))
+func (m mark) title() string { return m.panel }
+
+func (m mark) name() string { return m.of.Name }
+
+// draw makes panels and series of marks, in order of appearance.
+func draw(marks []mark) (panels []panel) {
+	for _, shown := range groups(marks, mark.title) {
+		p := panel{Title: shown[0].panel}
+		for _, list := range groups(shown, mark.name) {
+			p.Series = append(p.Series, list[0].of.with(list))
+		}
+		panels = append(panels, p)
 	}
+	return panels
+}
+
+// with returns a series with the values of marks.
+func (s series) with(marks []mark) series {
+	known := map[string]int{}
+	spread := slices.ContainsFunc(marks, func(m mark) bool { return m.lo > 0 && m.hi > 0 })
+	unknown := func(x float64) number {
+		if x == 0 {
+			x = math.NaN()
+		}
+		return number(x)
+	}
+	for _, m := range marks {
+		s.X, s.Y = append(s.X, number(m.x)), append(s.Y, number(m.y))
+		switch {
+		case s.Kind == "heat":
+			s.Lo = append(s.Lo, number(m.lo))
+		case s.Kind == "rects":
+			s.X2 = append(s.X2, number(m.x2))
+		case spread:
+			s.Lo, s.Hi = append(s.Lo, unknown(m.lo)), append(s.Hi, unknown(m.hi))
+		}
+		if s.Kind != "rects" && m.words == "" {
+			continue
+		}
+		i, ok := known[m.words]
+		if !ok {
+			i, known[m.words] = len(s.Words), len(s.Words)
+			s.Words = append(s.Words, m.words)
+		}
+		s.Text = append(s.Text, i)
+	}
+	return s
+}
+
+// ideal returns a thin line without points through (xy[0], xy[1]), (xy[2], xy[3]), and so on.
+func ideal(of series, panel string, xy ...float64) (marks []mark) {
+	of.Kind = "ideal"
+	for at := range slices.Chunk(xy, 2) {
+		marks = append(marks, mark{of: of, panel: panel, x: at[0], y: at[1]})
+	}
+	return marks
+}
+
+// heat returns a view of values by rank and column. Missing ones are 0; without any it is empty.
+func heat(name, x, kind string, columns []string, ranks []int, values map[[2]int]float64) view {
+	var marks []mark
+	for row := range ranks {
+		for col := range columns {
+			marks = append(marks, mark{of: series{Name: name, Kind: "heat"}, panel: kind, x: float64(col),
+				y: float64(row), lo: values[[2]int{row, col}]})
+		}
+	}
+	if len(values) == 0 {
+		marks = nil
+	}
+	return view{name, axis{Name: x, Kind: "text", Text: columns}, ranksAxis(ranks), draw(marks)}
+}
+
+// groups splits items by a key, in order of appearance.
+func groups[T any](items []T, key func(T) string) (all [][]T) {
+	at := map[string]int{}
+	for _, item := range items {
+		k := key(item)
+		i, ok := at[k]
+		if !ok {
+			i, all = len(all), append(all, nil)
+			at[k] = i
+		}
+		all[i] = append(all[i], item)
+	}
+	return all
 }
 
 // A number marshals with seven digits, or all if it is whole. NaN and infinities become null.
@@ -134,47 +215,20 @@ type download struct {
 	Link          template.URL
 }
 
+// figure adds a figure, if it shows anything, without empty panels and views.
 func (p *page) figure(f *figure) {
-	kept := f.Views[:0]
-	for _, v := range f.Views {
-		if v.any() {
-			kept = append(kept, v)
-		}
+	for i := range f.Views {
+		f.Views[i].Panels = slices.DeleteFunc(f.Views[i].Panels, func(p panel) bool {
+			return !slices.ContainsFunc(p.Series, func(s series) bool { return s.Kind != "ideal" })
+		})
 	}
-	f.Views = kept
+	f.Views = slices.DeleteFunc(f.Views, func(v view) bool { return len(v.Panels) == 0 })
 	if len(f.Views) == 0 && f.Table == nil {
 		return
 	}
 	f.Caption = strings.ReplaceAll(f.Caption, " %", "\u00a0%")
 	f.ID = fmt.Sprintf("figure-%d", len(p.Figures)+1)
 	p.Figures = append(p.Figures, f)
-}
-
-// any removes empty panels and reports whether any remain.
-func (v *view) any() bool {
-	kept := v.Panels[:0]
-	for _, p := range v.Panels {
-		n := 0
-		for _, s := range p.Series {
-			if s.Kind != "ideal" {
-				n += s.points()
-			}
-		}
-		if n > 0 {
-			kept = append(kept, p)
-		}
-	}
-	v.Panels = kept
-	return len(kept) > 0
-}
-
-func (s *series) points() (n int) {
-	for _, y := range s.Y {
-		if !math.IsNaN(float64(y)) && !math.IsInf(float64(y), 0) {
-			n++
-		}
-	}
-	return n
 }
 
 // Numeric reports whether a column holds numbers, which are right-aligned.
