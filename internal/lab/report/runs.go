@@ -361,27 +361,22 @@ const (
 	maxSetting = 200 // bytes of a key or a value
 )
 
-// settings holds a config by key, such as "optimizer.lr".
-type settings map[string]string
-
-func (p *Plan) settings() settings {
-	if p == nil {
-		return nil
-	}
-	s := settings{}
-	s.add("", p.Config)
-	return s
-}
-
-func (s settings) add(path string, section map[string]any) {
-	for _, name := range slices.Sorted(maps.Keys(section)) {
-		key := strings.TrimPrefix(path+"."+name, ".")
-		if inner, ok := section[name].(map[string]any); ok {
-			s.add(key, inner)
-		} else if len(s) < maxKeys && len(key) <= maxSetting {
-			s[key] = setting(section[name])
+// settings returns a config by key, such as "optimizer.lr".
+func (p *Plan) settings() map[string]string {
+	all := map[string]string{}
+	var add func(path string, section map[string]any)
+	add = func(path string, section map[string]any) {
+		for _, name := range slices.Sorted(maps.Keys(section)) {
+			key := strings.TrimPrefix(path+"."+name, ".")
+			if inner, ok := section[name].(map[string]any); ok {
+				add(key, inner)
+			} else if len(all) < maxKeys && len(key) <= maxSetting {
+				all[key] = setting(section[name])
+			}
 		}
 	}
+	add("", p.Config)
+	return all
 }
 
 // setting returns a value as a config has it, cut at maxSetting.
@@ -398,53 +393,46 @@ func setting(v any) string {
 	return text
 }
 
-// defaults returns the defaults of the keys of s.
-func (s settings) defaults() settings {
-	all := settings{}
-	for key := range s {
+// defaults returns the defaults of the keys of a config.
+func defaults(of map[string]string) map[string]string {
+	all := map[string]string{}
+	for key := range of {
 		if v, ok := config.Default(key); ok || config.IsSection(key) {
 			all[key] = setting(v)
 		} else if config.UnknownKey(key) != "" {
-			all[key] = s[key] // a key of an older version
+			all[key] = of[key] // a key of an older version
 		}
 	}
 	return all
 }
 
-// String returns a line for each key, in order.
-func (s settings) String() string {
-	var b strings.Builder
-	for _, key := range slices.Sorted(maps.Keys(s)) {
-		b.WriteString(key + ": " + s[key] + "\n")
-	}
-	return b.String()
-}
-
 type namedConfig struct{ Name, Text string }
 
+// configs adds the config of each run, and a table of the keys that differ between them, or from their defaults.
 func (p *page) configs(runs []Run) {
 	t := &table{Caption: "Config keys that differ between the runs", Columns: []string{"key"}}
-	var all []settings
-	keys := map[string]bool{}
+	var all []map[string]string
+	union := map[string]string{}
 	for _, r := range runs {
-		s := r.Plan.settings()
-		if s == nil { // a note says that its plan is missing
+		if r.Plan == nil { // a note says that it is missing
 			continue
 		}
-		p.Configs = append(p.Configs, namedConfig{r.Name, s.String()})
-		t.Columns, all = append(t.Columns, r.Name), append(all, s)
-		for key := range s {
-			keys[key] = true
+		s, lines := r.Plan.settings(), ""
+		for _, key := range slices.Sorted(maps.Keys(s)) {
+			lines += key + ": " + s[key] + "\n"
 		}
+		p.Configs = append(p.Configs, namedConfig{r.Name, lines})
+		t.Columns, all = append(t.Columns, r.Name), append(all, s)
+		maps.Copy(union, s)
 	}
 	switch {
 	case len(runs) == 1 && len(all) == 1:
 		t.Caption, t.Columns = "Config keys that differ from their defaults", []string{"key", "value", "default"}
-		all = append(all, all[0].defaults())
+		all = append(all, defaults(all[0]))
 	case len(all) < 2:
 		return
 	}
-	for _, key := range slices.Sorted(maps.Keys(keys)) {
+	for _, key := range slices.Sorted(maps.Keys(union)) {
 		row := []cell{{Text: key, Head: true}}
 		for _, s := range all {
 			row = append(row, text(cmp.Or(s[key], "–")))
