@@ -54,24 +54,20 @@ func tail(logs *os.Root, name string) string {
 		return ""
 	}
 	defer f.Close()
-	st, err := f.Stat()
+	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
 		return ""
 	}
-	from := max(0, st.Size()-maxLogTail)
-	if _, err := f.Seek(from, io.SeekStart); err != nil {
-		return ""
-	}
-	text, err := io.ReadAll(io.LimitReader(f, maxLogTail))
+	from := max(0, size-maxLogTail)
+	text, err := io.ReadAll(io.NewSectionReader(f, from, maxLogTail))
 	if err != nil {
 		return ""
 	}
-	if s := string(text); from == 0 {
-		return s
-	} else if _, rest, ok := strings.Cut(s, "\n"); ok {
-		return rest
+	s := string(text)
+	if from > 0 {
+		_, s, _ = strings.Cut(s, "\n")
 	}
-	return ""
+	return s
 }
 
 // parseLog reads the complete lines of a log, without control characters.
@@ -176,16 +172,6 @@ func fill(s string, n int, right bool) string {
 	return s + space
 }
 
-// ends returns a line of w columns with one part at each end.
-func ends(left, right Line, w int) Line {
-	left = left.clip(w)
-	space := w - left.width() - right.width()
-	if space < 2 {
-		return left
-	}
-	return append(append(left, Span{strings.Repeat(" ", space), Plain}), right...)
-}
-
 type item struct {
 	label, text string
 	style       Style
@@ -193,27 +179,22 @@ type item struct {
 
 // flow arranges items in lines of w columns. The first line begins with name.
 func flow(name string, items []item, w int) []Line {
-	line := Line{{fill(name, nameWidth, false), Dim}}
-	var out []Line
-	empty := true
+	out := []Line{{{fill(name, nameWidth, false), Dim}}}
 	for _, it := range items {
 		var part Line
 		if it.label != "" {
 			part = append(part, Span{it.label + " ", Dim})
 		}
 		part = append(part, Span{it.text, it.style})
-		if !empty && line.width()+2+part.width() > w {
-			out = append(out, line)
-			line, empty = Line{{strings.Repeat(" ", nameWidth), Plain}}, true
+		line := &out[len(out)-1]
+		if len(*line) > 1 && line.width()+2+part.width() > w {
+			out = append(out, Line{{strings.Repeat(" ", nameWidth), Plain}})
+			line = &out[len(out)-1]
 		}
-		if !empty {
-			line = append(line, Span{"  ", Plain})
+		if len(*line) > 1 {
+			*line = append(*line, Span{"  ", Plain})
 		}
-		line, empty = append(line, part...), false
-	}
-	out = append(out, line)
-	for i := range out {
-		out[i] = out[i].clip(w)
+		*line = append(*line, part...)
 	}
 	return out
 }

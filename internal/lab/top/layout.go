@@ -50,20 +50,12 @@ func Layout(v *View, w, h int, look Look) []Line {
 		h = endless
 	}
 	p := picture{View: v, look: look, w: w, h: h}
-	head := p.head()
-	foot := p.foot()
-	room := h - len(head) - len(foot)
-	ranks := p.ranks()
-	told := p.events()
-	lists := split(ranks, told, room)
-	out := append(head, lists...)
-	if len(out) > h-len(foot) {
-		out = out[:max(0, h-len(foot))]
-	}
-	if look.Keys {
-		for len(out) < h-len(foot) {
-			out = append(out, nil)
-		}
+	out, foot := p.head(), p.foot()
+	room := h - len(foot)
+	out = append(out, split(p.ranks(), p.events(), room-len(out))...)
+	out = out[:max(0, min(len(out), room))]
+	for look.Keys && len(out) < room {
+		out = append(out, nil)
 	}
 	out = append(out, foot...)
 	for i := range out {
@@ -87,10 +79,10 @@ func split(ranks *list, told *list, room int) []Line {
 type list struct {
 	heading []Line // an empty line, a title, a row of names
 	rows    []Line
-	below   []Line // after the rows, if there is room
-	first   int    // first row to show
-	last    bool   // prefer the last rows
-	more    func(from, to, of int) Line
+	below   []Line                  // after the rows, if there is room
+	first   int                     // first row to show
+	last    bool                    // prefer the last rows
+	more    func(from, to int) Line // the title if some rows are hidden
 }
 
 func (l *list) height() int {
@@ -112,8 +104,8 @@ func (l *list) lines(n int) []Line {
 	}
 	to := min(len(l.rows), from+room)
 	out := append([]Line{}, l.heading...)
-	if l.more != nil && to-from < len(l.rows) && len(out) > 1 {
-		out[1] = l.more(from, to, len(l.rows))
+	if l.more != nil && to-from < len(l.rows) {
+		out[1] = l.more(from, to)
 	}
 	return append(append(out, l.rows[from:to]...), below...)
 }
@@ -126,22 +118,25 @@ type picture struct {
 
 func (p *picture) head() []Line {
 	out := []Line{p.title()}
-	if p.Why != "" {
-		style := Bad
-		if p.State == Unknown {
-			style = Dim
+	say := func(text string, style Style) {
+		if text != "" {
+			out = append(out, Line{{text, style}})
 		}
-		out = append(out, Line{{clip(p.Why, p.w), style}})
+	}
+	if p.State == Unknown {
+		say(p.Why, Dim)
+	} else {
+		say(p.Why, Bad)
 	}
 	if p.State == Dead {
-		out = append(out, Line{{clip("to resume from its newest checkpoint, start it again with the same --run-dir",
-			p.w), Dim}})
+		say("to resume from its newest checkpoint, start it again with the same --run-dir", Dim)
 	}
 	for _, f := range p.Faults {
-		out = append(out, Line{{clip("cannot read: "+f, p.w), Warn}})
+		say("cannot read: "+f, Warn)
 	}
 	if p.State == NotStarted {
-		return append(out, Line{{clip("this directory has no run yet", p.w), Dim}})
+		say("this directory has no run yet", Dim)
+		return out
 	}
 	out = append(out, p.progress()...)
 	if p.Logged || p.Validated {
@@ -159,18 +154,15 @@ func (p *picture) title() Line {
 	case Silent:
 		text = "silent for " + readable.Duration(p.Heard)
 	case Dead:
-		text = fmt.Sprintf("dead: no launcher for %s", readable.Duration(p.Heard))
+		text = "dead: no launcher for " + readable.Duration(p.Heard)
 	}
-	clock := p.clock(p.Now)
-	room := p.w - width(text) - len(clock) - 4
+	clock := "  " + p.clock(p.Now)
+	room := p.w - width(text) - len(clock) - 2
 	if room < 8 {
-		clock, room = "", p.w-width(text)-2
+		clock, room = "", room+len(clock)
 	}
-	left := Line{{clip(p.Name, max(room, 1)), Bold}, {"  ", Plain}, {text, s.style}}
-	if clock == "" {
-		return left.clip(p.w)
-	}
-	return ends(left, Line{{clock, Dim}}, p.w)
+	line := Line{{clip(p.Name, max(room, 1)), Bold}, {"  ", Plain}, {text, s.style}}
+	return append(line, Span{fill(clock, p.w-line.width(), true), Dim})
 }
 
 func (p *picture) clock(t time.Time) string {
@@ -178,28 +170,22 @@ func (p *picture) clock(t time.Time) string {
 }
 
 func (p *picture) progress() []Line {
-	items := []item{{text: readable.Count(p.At), style: Bold}}
+	at := readable.Count(p.At)
 	if p.Steps > 0 {
-		items[0].text += " of " + readable.Count(p.Steps)
+		at += " of " + readable.Count(p.Steps)
 	}
-	if p.Timed {
-		items = append(items, item{"left", readable.Duration(p.Left), Bold})
-	}
-	if !p.Begun.IsZero() && p.State.lives() {
-		items = append(items, item{"since the start", readable.Duration(p.Now.Sub(p.Begun)), Plain})
-	}
-	if p.Logged {
-		items = append(items, item{"tokens", readable.Short(float64(p.Last.Tokens)), Plain})
-		if p.Last.Epoch.Known() && p.Last.Epoch > 0 {
-			items = append(items, item{"epoch", fmt.Sprintf("%.2f", float64(p.Last.Epoch)), Plain})
+	items := []item{{text: at, style: Bold}}
+	add := func(shown bool, label, text string, style Style) {
+		if shown {
+			items = append(items, item{label, text, style})
 		}
 	}
-	if p.Saved > 0 {
-		items = append(items, item{"checkpoint", readable.Count(p.Saved), Plain})
-	}
-	if p.Starts > 0 {
-		items = append(items, item{"restarts", fmt.Sprint(p.Starts), Warn})
-	}
+	add(p.Timed, "left", readable.Duration(p.Left), Bold)
+	add(!p.Begun.IsZero() && p.State.lives(), "since the start", readable.Duration(p.Now.Sub(p.Begun)), Plain)
+	add(p.Logged, "tokens", readable.Short(float64(p.Last.Tokens)), Plain)
+	add(p.Logged && p.Last.Epoch > 0, "epoch", figure(p.Last.Epoch, "%.2f"), Plain)
+	add(p.Saved > 0, "checkpoint", readable.Count(p.Saved), Plain)
+	add(p.Starts > 0, "restarts", fmt.Sprint(p.Starts), Warn)
 	out := flow("step", items, p.w)
 	if p.About != "" && p.h >= tall {
 		out = append(out, Line{{fill("", nameWidth, false), Plain}, {p.About, Dim}})
@@ -248,21 +234,19 @@ func (p *picture) losses() []Line {
 	if !ok || len(points) < 2 {
 		return out
 	}
-	scaled := logs(points)
-	a, b, _ := bounds(scaled)
-	rows := 1
+	labels := []string{fmt.Sprintf("%.3g", high)}
 	if p.h >= tall {
-		rows = 3
+		labels = append(labels, "", fmt.Sprintf("%.3g", low))
 	}
-	for i, line := range chart(scaled, rows, a, b, p.look.Plain) {
-		label := ""
-		switch {
-		case i == 0:
-			label = fmt.Sprintf("%.3g", high)
-		case i == rows-1:
-			label = fmt.Sprintf("%.3g", low)
-		}
-		out = append(out, Line{{fill(label, nameWidth-1, true) + " ", Dim}, {line, Accent}})
+	points = logs(points)
+	low, high, _ = bounds(points)
+	return append(out, p.plot(points, low, high, labels...)...)
+}
+
+// plot draws points in a line for each label.
+func (p *picture) plot(points []float64, low, high float64, labels ...string) (out []Line) {
+	for i, line := range chart(points, len(labels), low, high, p.look.Plain) {
+		out = append(out, Line{{fill(labels[i], nameWidth-1, true) + " ", Dim}, {line, Accent}})
 	}
 	return out
 }
@@ -279,20 +263,16 @@ func (p *picture) speed() []Line {
 		}
 	}
 	add("a device", m.TokensPerSecondPerDevice, "%.0f")
-	if m.TFLOPsPerDevice.Known() {
-		items = append(items, item{"", figure(m.TFLOPsPerDevice, "%.3g") + " TFLOP/s", Plain})
-	}
+	add("", m.TFLOPsPerDevice, "%.3g TFLOP/s")
 	add("MFU", 100*m.MFU, "%.1f %%")
 	add("step", m.StepSeconds, "%.3g s")
-	if m.CommWaitSeconds.Known() && m.StepSeconds > 0 {
-		items = append(items, item{"waits", fmt.Sprintf("%.0f %%", 100*float64(m.CommWaitSeconds/m.StepSeconds)),
-			Plain})
+	if m.StepSeconds > 0 {
+		add("waits", 100*(m.CommWaitSeconds/m.StepSeconds), "%.0f %%")
 	}
 	out := flow("speed", items, p.w)
 	points := p.rate.fit(p.w - nameWidth)
 	if _, high, ok := bounds(points); ok && len(points) > 1 {
-		line := chart(points, 1, 0, high, p.look.Plain)[0]
-		out = append(out, Line{{fill(readable.Short(high), nameWidth-1, true) + " ", Dim}, {line, Accent}})
+		out = append(out, p.plot(points, 0, high, readable.Short(high))...)
 	}
 	return out
 }

@@ -66,15 +66,8 @@ func Live(ctx context.Context, s *Source, screen tcell.Screen, signals <-chan os
 			if d.on(ev) {
 				return nil
 			}
-			for more := true; more; { // resizing a window sends many
-				select {
-				case ev = <-screen.EventQ():
-					if d.on(ev) {
-						return nil
-					}
-				default:
-					more = false
-				}
+			if len(screen.EventQ()) > 0 { // resizing a window sends many
+				continue
 			}
 		}
 		d.draw()
@@ -115,42 +108,34 @@ type display struct {
 }
 
 func (d *display) on(ev tcell.Event) (quit bool) {
-	switch ev := ev.(type) {
-	case *tcell.EventResize:
+	if _, ok := ev.(*tcell.EventResize); ok {
 		d.screen.Sync()
-	case *tcell.EventKey:
-		return d.key(ev)
 	}
-	return false
-}
-
-func (d *display) key(ev *tcell.EventKey) (quit bool) {
-	switch ev.Key() {
-	case tcell.KeyCtrlC:
+	key, ok := ev.(*tcell.EventKey)
+	if !ok {
+		return false
+	}
+	k, letter := key.Key(), ""
+	if k == tcell.KeyRune {
+		letter = key.Str()
+	}
+	switch {
+	case k == tcell.KeyCtrlC, letter == "q", letter == "Q":
 		return true
-	case tcell.KeyCtrlZ:
+	case k == tcell.KeyCtrlZ:
 		d.suspend()
-	case tcell.KeyCtrlL:
+	case k == tcell.KeyCtrlL:
 		d.screen.Sync()
-	case tcell.KeyUp:
+	case k == tcell.KeyUp, letter == "k":
 		d.scroll(-1)
-	case tcell.KeyDown:
+	case k == tcell.KeyDown, letter == "j":
 		d.scroll(1)
-	case tcell.KeyPgUp:
+	case k == tcell.KeyPgUp:
 		d.scroll(-page)
-	case tcell.KeyPgDn:
+	case k == tcell.KeyPgDn:
 		d.scroll(page)
-	case tcell.KeyHome:
+	case k == tcell.KeyHome:
 		d.look.Scroll = 0
-	case tcell.KeyRune:
-		switch ev.Str() {
-		case "q", "Q":
-			return true
-		case "k":
-			d.scroll(-1)
-		case "j":
-			d.scroll(1)
-		}
 	}
 	return false
 }

@@ -3,7 +3,6 @@ package top
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"os"
 	"regexp"
@@ -98,20 +97,37 @@ func (f *fakeTTY) resize(w, h int) {
 	f.resized <- true
 }
 
-// liveOn runs Live on a fake terminal.
-func liveOn(t *testing.T, ctx context.Context, s *Source, signals chan os.Signal) (*fakeTTY, <-chan error) {
+// newScreen returns a screen on a fake terminal.
+func newScreen(t *testing.T) (*fakeTTY, tcell.Screen) {
 	t.Helper()
-	t.Setenv("TERM", "xterm-256color")
-	t.Setenv("LC_ALL", "C.UTF-8")
 	tty := newTTY(80, 24)
 	screen, err := tcell.NewTerminfoScreenFromTty(tty, tcell.OptNegotiation(false),
 		tcell.OptKeyboardProtocol(tcell.LegacyKeyboard))
 	if err != nil {
 		t.Fatal(err)
 	}
+	return tty, screen
+}
+
+// liveOn runs Live on a fake terminal.
+func liveOn(t *testing.T, ctx context.Context, s *Source, signals chan os.Signal, locale string) (*fakeTTY,
+	<-chan error) {
+	t.Helper()
+	t.Setenv("TERM", "xterm-256color")
+	t.Setenv("LC_ALL", locale)
+	tty, screen := newScreen(t)
 	done := make(chan error, 1)
 	go func() { done <- Live(ctx, s, screen, signals) }()
 	return tty, done
+}
+
+// quit ends Live by a key.
+func quit(t *testing.T, tty *fakeTTY, done <-chan error) {
+	t.Helper()
+	tty.keys <- []byte("q")
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }
 
 // until waits for output.
@@ -138,7 +154,7 @@ func TestLiveEnds(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			signals := make(chan os.Signal, 1)
-			tty, done := liveOn(t, ctx, example(t).source(), signals)
+			tty, done := liveOn(t, ctx, example(t).source(), signals, "C.UTF-8")
 			until(t, tty, "opticks-20261122")
 			end(tty, signals, cancel)
 			if err := <-done; err != nil {
@@ -153,15 +169,11 @@ func TestLiveEnds(t *testing.T) {
 
 // A panic while reading the run becomes an error, and one while drawing stays a panic. Both restore the terminal.
 func TestLiveLeavesTheTerminalAfterAPanic(t *testing.T) {
-	tty, done := liveOn(t, t.Context(), nil, nil)
+	tty, done := liveOn(t, t.Context(), nil, nil, "C.UTF-8")
 	if err := <-done; err == nil || !strings.Contains(err.Error(), "panic") || tty.started {
 		t.Errorf("%v; still drawing: %v", err, tty.started)
 	}
-	tty = newTTY(80, 24)
-	screen, err := tcell.NewTerminfoScreenFromTty(tty, tcell.OptNegotiation(false))
-	if err != nil {
-		t.Fatal(err)
-	}
+	tty, screen := newScreen(t)
 	func() {
 		defer func() {
 			if r := recover(); r != "while drawing" {
@@ -183,7 +195,7 @@ func (panics) Show() { panic("while drawing") }
 // Only changed cells are sent: of a picture of 1,900 characters, a new clock time or hop costs a few.
 func TestLiveSendsWhatHasChanged(t *testing.T) {
 	r := example(t)
-	tty, done := liveOn(t, t.Context(), r.source(), nil)
+	tty, done := liveOn(t, t.Context(), r.source(), nil, "C.UTF-8")
 	first := until(t, tty, "quit")
 	time.Sleep(lookEvery) // a late size report draws the picture again
 	tty.said()
@@ -191,16 +203,13 @@ func TestLiveSendsWhatHasChanged(t *testing.T) {
 	if again := tty.said(); len(again) > len(first)/4 {
 		t.Errorf("%d bytes at first, and then %d: %q", len(first), len(again), again)
 	}
-	tty.keys <- []byte("q")
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	quit(t, tty, done)
 }
 
 // The picture follows the size of the terminal, and keys scroll the ranks.
 func TestLiveResizesAndScrolls(t *testing.T) {
 	r := example(t)
-	tty, done := liveOn(t, t.Context(), r.source(), nil)
+	tty, done := liveOn(t, t.Context(), r.source(), nil, "C.UTF-8")
 	until(t, tty, "page up")
 	tty.resize(60, 20)
 	until(t, tty, "q quit   up")
@@ -208,37 +217,22 @@ func TestLiveResizesAndScrolls(t *testing.T) {
 	until(t, tty, "page up")
 	tty.keys <- []byte("\x1b[B\x1b[A\x1b[6~\x1b[5~jk\x0c")
 	until(t, tty, "page up") // Ctrl-L redraws everything
-	tty.keys <- []byte("q")
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	quit(t, tty, done)
 }
 
 // Terminals without colours get none, and terminals without Unicode get only ASCII.
 func TestLiveOnPlainTerminals(t *testing.T) {
 	t.Setenv("NO_COLOR", "1")
-	tty, done := liveOn(t, t.Context(), example(t).source(), nil)
+	tty, done := liveOn(t, t.Context(), example(t).source(), nil, "C.UTF-8")
 	coloured := regexp.MustCompile(`\x1b\[([0-9;]*;)?([34][0-9]|[34]8;[0-9;]*|7)m`)
 	if found := coloured.FindString(until(t, tty, "quit")); found != "" {
 		t.Errorf("colours or reversed text: %q", found)
 	}
-	tty.keys <- []byte("q")
-	err := <-done
-	t.Setenv("LC_ALL", "C")
-	plain := newTTY(80, 24)
-	screen, bad := tcell.NewTerminfoScreenFromTty(plain, tcell.OptNegotiation(false))
-	if err = errors.Join(err, bad); err != nil {
-		t.Fatal(err)
-	}
-	s := example(t).source()
-	ended := make(chan error, 1)
-	go func() { ended <- Live(t.Context(), s, screen, nil) }()
-	if all := until(t, plain, "quit"); strings.IndexFunc(all, func(r rune) bool { return r > 0x7e }) >= 0 ||
+	quit(t, tty, done)
+	tty, done = liveOn(t, t.Context(), example(t).source(), nil, "C")
+	if all := until(t, tty, "quit"); strings.IndexFunc(all, func(r rune) bool { return r > 0x7e }) >= 0 ||
 		!strings.Contains(all, "####") {
 		t.Errorf("no ASCII: %q", all)
 	}
-	plain.keys <- []byte("q")
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	quit(t, tty, done)
 }

@@ -136,7 +136,7 @@ func (s *Source) config() bool {
 		}
 		return false
 	}
-	if s.text != nil && bytes.Equal(text, s.text) {
+	if bytes.Equal(text, s.text) {
 		return true
 	}
 	s.text = text
@@ -156,10 +156,10 @@ const maxLatest = 4 << 10
 // saved returns the step of the newest checkpoint; 0 without one.
 func (s *Source) saved() (step int64) {
 	text, err := files.ReadIn(s.root, "checkpoints/latest", maxLatest)
-	if err != nil {
-		return 0
+	if err == nil {
+		_, err = fmt.Sscanf(string(text), "step-%d", &step)
 	}
-	if _, err := fmt.Sscanf(string(text), "step-%d", &step); err != nil {
+	if err != nil {
 		return 0
 	}
 	return max(0, step)
@@ -169,7 +169,11 @@ func (s *Source) judge(configured bool) {
 	v := &s.view
 	v.At, v.Starts, v.Begun, v.Heard = v.Last.Step, 0, time.Time{}, 0
 	if len(v.Nodes) == 0 {
-		s.judgeAlone(configured)
+		v.State = NotStarted
+		if v.Logged || configured {
+			v.State, v.Why = Unknown, "no status in logs: the launcher has another version, or the directory is private to "+
+				"another user"
+		}
 		return
 	}
 	lead := &v.Nodes[0]
@@ -190,10 +194,17 @@ func (s *Source) judge(configured bool) {
 		v.At = max(v.At, r.Step)
 	}
 	switch ended := slices.IndexFunc(v.Nodes, func(n status.Node) bool { return n.State == status.Ended }); {
+	case fresh > 0 && slices.ContainsFunc(v.Rows, func(r status.Row) bool { return r.State != "starts" }):
+		v.State = Running
+	case fresh > 0 && len(v.Rows) == 0 && (v.Starts > 0 || v.Logged):
+		v.State = Between
 	case fresh > 0:
-		v.State = s.living()
+		v.State = Starting
 	case ended >= 0:
-		v.State, v.Why = ending(v.Nodes[ended].ExitCode), v.Nodes[ended].Why
+		v.State, v.Why = Failed, v.Nodes[ended].Why
+		if s, known := endings[v.Nodes[ended].ExitCode]; known {
+			v.State = s
+		}
 	case s.gone(lead):
 		v.State = Dead
 	default:
@@ -201,39 +212,7 @@ func (s *Source) judge(configured bool) {
 	}
 }
 
-// judgeAlone sets the state without a launcher's status.
-func (s *Source) judgeAlone(configured bool) {
-	v := &s.view
-	v.State = NotStarted
-	if v.Logged || configured {
-		v.State, v.Why = Unknown, "no status in logs: the launcher has another version, or the directory is private to "+
-			"another user"
-	}
-}
-
-func (s *Source) living() State {
-	v := &s.view
-	working := slices.ContainsFunc(v.Rows, func(r status.Row) bool { return r.State != "starts" })
-	switch {
-	case working:
-		return Running
-	case len(v.Rows) == 0 && (v.Starts > 0 || v.Logged):
-		return Between
-	}
-	return Starting
-}
-
-func ending(code int) State {
-	switch code {
-	case launch.ExitDone:
-		return Done
-	case launch.ExitStopped:
-		return Stopped
-	case launch.ExitInterrupted:
-		return Interrupted
-	}
-	return Failed
-}
+var endings = map[int]State{launch.ExitDone: Done, launch.ExitStopped: Stopped, launch.ExitInterrupted: Interrupted}
 
 // age returns the time since a node's last status, by its clock at first, later by this host's.
 func (s *Source) age(n *status.Node) time.Duration {
@@ -307,26 +286,16 @@ func (f *follower) poll() error {
 	defer file.Close()
 	now, err := file.Stat()
 	if err != nil {
-		return fmt.Errorf("metrics.jsonl: %w", err)
+		return err
 	}
 	if f.file == nil || !os.SameFile(now, f.file) || now.Size() < f.offset {
 		f.reset(now)
-		if f.offset = max(0, now.Size()-maxBehind); f.offset > 0 {
-			f.skip = true
-		}
+		f.offset = max(0, now.Size()-maxBehind)
+		f.skip = f.offset > 0
 	}
-	if now.Size() == f.offset {
-		return nil
-	}
-	if _, err := file.Seek(f.offset, io.SeekStart); err != nil {
-		return fmt.Errorf("metrics.jsonl: %w", err)
-	}
-	n, err := io.Copy(lines{f}, io.LimitReader(file, maxBehind))
+	n, err := io.Copy(lines{f}, io.NewSectionReader(file, f.offset, maxBehind))
 	f.offset += n
-	if err != nil {
-		return fmt.Errorf("metrics.jsonl: %w", err)
-	}
-	return nil
+	return err
 }
 
 func (f *follower) reset(now fs.FileInfo) {

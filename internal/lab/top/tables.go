@@ -1,7 +1,6 @@
 package top
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,71 +35,39 @@ var rankColumns = []column{
 	{"waits for", 9, false, 0},
 }
 
-// fitted reports the columns that fit in w, without the names in skip.
-func fitted(all []column, w int, skip ...string) []bool {
-	use, taken := make([]bool, len(all)), -2
-	for i, c := range all {
-		use[i] = true
-		for _, s := range skip {
-			use[i] = use[i] && s != c.name
-		}
-		if use[i] {
-			taken += c.width + 2
+// fitted returns the indices of the columns that fit in w, without the names in skip.
+func fitted(w int, skip ...string) (use []int) {
+	for i, c := range rankColumns {
+		if !slices.Contains(skip, c.name) {
+			use = append(use, i)
 		}
 	}
-	for taken > w {
-		worst := -1
-		for i, c := range all {
-			if use[i] && c.spare > 0 && (worst < 0 || c.spare > all[worst].spare) {
-				worst = i
+	for {
+		taken, worst := -2, 0
+		for k, i := range use {
+			taken += rankColumns[i].width + 2
+			if rankColumns[i].spare > rankColumns[use[worst]].spare {
+				worst = k
 			}
 		}
-		if worst < 0 {
-			break
+		if taken <= w || rankColumns[use[worst]].spare == 0 {
+			return use
 		}
-		use[worst] = false
-		taken -= all[worst].width + 2
+		use = slices.Delete(use, worst, worst+1)
 	}
-	return use
 }
 
-func row(all []column, use []bool, cells []string, w int, style func(i int) Style) Line {
-	var line Line
-	at := 0
-	for i, c := range all {
-		if !use[i] {
-			continue
+// row lays out the cells of a rank. Text on the left gets the remaining width if the cells after it are empty.
+func row(use []int, cells []string, w int, style func(i int) Style) (line Line) {
+	for k, i := range use {
+		c := rankColumns[i]
+		last := !slices.ContainsFunc(use[k+1:], func(j int) bool { return cells[j] != "" })
+		if last && !c.right {
+			return append(line, Span{fill(cells[i], max(c.width, w-line.width()), false), style(i)})
 		}
-		n := c.width
-		if i == len(all)-1 {
-			n = max(n, w-at)
-		}
-		text := fill(cells[i], n, c.right)
-		if !c.right && width(cells[i]) > n && i < len(all)-1 && blank(all, use, cells, i+1) {
-			text = fill(cells[i], w-at, false) // the rest is empty
-			return append(line, Span{text, style(i)})
-		}
-		line = append(line, Span{text, style(i)}, Span{"  ", Plain})
-		at += n + 2
+		line = append(line, Span{fill(cells[i], c.width, c.right), style(i)}, Span{"  ", Plain})
 	}
-	return line.clip(w)
-}
-
-func blank(all []column, use []bool, cells []string, i int) bool {
-	for ; i < len(all); i++ {
-		if use[i] && cells[i] != "" {
-			return false
-		}
-	}
-	return true
-}
-
-func names(all []column, use []bool, w int) Line {
-	cells := make([]string, len(all))
-	for i, c := range all {
-		cells[i] = c.name
-	}
-	return row(all, use, cells, w, func(int) Style { return Dim })
+	return line
 }
 
 func (p *picture) ranks() *list {
@@ -111,77 +78,58 @@ func (p *picture) ranks() *list {
 	for i := range p.Rows {
 		all[i] = p.Rows[i].WaitState
 	}
-	var skip []string
+	skip, names := "", make([]string, len(rankColumns))
 	if len(p.Nodes) < 2 {
-		skip = []string{"host"}
+		skip = "host"
 	}
-	use := fitted(rankColumns, p.w, skip...)
-	l := &list{heading: []Line{nil, {{fmt.Sprintf("%d ranks", len(all)), Bold}}, names(rankColumns, use, p.w)},
-		first: p.look.Scroll}
-	l.more = func(from, to, of int) Line {
-		return Line{{fmt.Sprintf("%d ranks", of), Bold}, {fmt.Sprintf(", showing %d to %d", p.Rows[from].Rank,
-			p.Rows[to-1].Rank), Dim}}
+	for i, c := range rankColumns {
+		names[i] = c.name
+	}
+	use := fitted(p.w, skip)
+	title := Span{fmt.Sprintf("%d ranks", len(all)), Bold}
+	l := &list{heading: []Line{nil, {title}, row(use, names, p.w, func(int) Style { return Dim })}, first: p.look.Scroll}
+	l.more = func(from, to int) Line {
+		return Line{title, {fmt.Sprintf(", showing %d to %d", p.Rows[from].Rank, p.Rows[to-1].Rank), Dim}}
 	}
 	for i, r := range waits.Rows(all) {
 		l.rows = append(l.rows, p.rank(&p.Rows[i], r, use))
 	}
-	for i, line := range waits.Blame(all, heldUp) {
-		if i < 2 {
-			l.below = append(l.below, Line{{clip(line, p.w), Warn}})
-		}
+	blame := waits.Blame(all, heldUp)
+	for _, line := range blame[:min(len(blame), 2)] {
+		l.below = append(l.below, Line{{line, Warn}})
 	}
 	return l
 }
 
-func (p *picture) rank(s *status.Row, r waits.Row, use []bool) Line {
-	cells := []string{
-		fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), readable.Bytes(s.Resident), r.Step, r.Pass, r.Layer, r.Hop,
-		fmt.Sprintf("%.1f", r.For.Seconds()),
-		"", r.Operation, r.WaitsFor,
+func (p *picture) rank(s *status.Row, r waits.Row, use []int) Line {
+	cells := []string{fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), "", r.Step, r.Pass, r.Layer, r.Hop, "", "",
+		r.Operation, r.WaitsFor}
+	if s.Resident > 0 {
+		cells[3] = readable.Bytes(s.Resident)
 	}
-	if s.Resident == 0 {
-		cells[3] = ""
+	if r.Known {
+		cells[8] = fmt.Sprintf("%.1f", r.For.Seconds())
 	}
 	if r.Waits {
 		cells[9] = readable.Count(r.Bytes)
 	}
-	style := Plain
-	switch {
-	case !r.Known && r.Operation != "starts":
-		style, cells[8] = Bad, ""
-	case !r.Known:
-		cells[8] = ""
-	case r.For >= heldUp && r.Waits:
-		style = Warn
-	}
-	return row(rankColumns, use, cells, p.w, func(i int) Style {
-		if i < 10 && style != Bad {
-			return Plain
+	return row(use, cells, p.w, func(i int) Style {
+		switch {
+		case !r.Known && r.Operation != "starts":
+			return Bad
+		case r.Known && r.Waits && r.For >= heldUp && i >= 10:
+			return Warn
 		}
-		return style
+		return Plain
 	})
 }
 
 func (p *picture) nodes() []Line {
-	switch {
-	case len(p.Nodes) == 0:
-		return nil
-	case len(p.Nodes) == 1:
-		n := &p.Nodes[0]
-		return flow("node", []item{{text: n.Host, style: Plain}, {"launcher", fmt.Sprintf("pid %d", n.PID), Plain},
-			{"", readable.Counted(n.Ranks, "rank"), Plain}}, p.w)
-	}
-	if !p.State.lives() {
-		hosts := make([]string, len(p.Nodes))
-		for i := range p.Nodes {
-			hosts[i] = p.Nodes[i].Host
-		}
-		return flow("nodes", []item{{text: fmt.Sprintf("%d: %s", len(hosts), several(hosts)), style: Plain}}, p.w)
-	}
-	var live, silent, without []string
+	var hosts, live, silent, without []string
 	ranks := 0
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
+		hosts = append(hosts, n.Host)
 		switch {
 		case n.Ranks == 0:
 			without = append(without, n.Host)
@@ -191,10 +139,21 @@ func (p *picture) nodes() []Line {
 			silent = append(silent, n.Host)
 		}
 	}
-	items := []item{{text: fmt.Sprintf("%d, with %s", len(live), readable.Counted(ranks, "rank")), style: Plain}}
-	if len(live) <= maxHosts {
-		items[0].text += ": " + strings.Join(live, ", ")
+	switch {
+	case len(hosts) == 0:
+		return nil
+	case len(hosts) == 1:
+		n := &p.Nodes[0]
+		return flow("node", []item{{text: n.Host}, {"launcher", fmt.Sprintf("pid %d", n.PID), Plain},
+			{text: readable.Counted(n.Ranks, "rank")}}, p.w)
+	case !p.State.lives():
+		return flow("nodes", []item{{text: fmt.Sprintf("%d: %s", len(hosts), several(hosts))}}, p.w)
 	}
+	text := fmt.Sprintf("%d, with %s", len(live), readable.Counted(ranks, "rank"))
+	if len(live) <= maxHosts {
+		text += ": " + strings.Join(live, ", ")
+	}
+	items := []item{{text: text}}
 	if len(silent) > 0 {
 		items = append(items, item{"silent", several(silent), Warn})
 	}
@@ -215,7 +174,7 @@ func several(hosts []string) string {
 
 // isLive reports whether a node's rows are among the visible ones.
 func (p *picture) isLive(n *status.Node) bool {
-	byRank := func(r status.Row, rank int) int { return cmp.Compare(r.Rank, rank) }
+	byRank := func(r status.Row, rank int) int { return r.Rank - rank }
 	at, _ := slices.BinarySearchFunc(p.Rows, n.FirstRank, byRank)
 	return at < len(p.Rows) && p.Rows[at].Rank < n.FirstRank+n.Ranks
 }
@@ -223,12 +182,11 @@ func (p *picture) isLive(n *status.Node) bool {
 func (p *picture) events() *list {
 	l := &list{heading: []Line{nil, {{"events", Bold}}}, last: true}
 	for _, e := range p.Events {
-		at := ""
-		if !e.More {
-			at = p.clock(e.At)
+		at := p.clock(e.At)
+		if e.More {
+			at = ""
 		}
-		l.rows = append(l.rows, Line{{fill(at, nameWidth, false) + "  ", Dim},
-			{strings.ReplaceAll(e.Text, "\t", " "), Plain}})
+		l.rows = append(l.rows, Line{{fill(at, nameWidth, false) + "  ", Dim}, {strings.ReplaceAll(e.Text, "\t", " "), Plain}})
 	}
 	return l
 }

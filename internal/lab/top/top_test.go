@@ -28,11 +28,11 @@ var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
 // A run is a run directory of a test.
 type run struct {
-	*testing.T
+	testing.TB
 	dir string
 }
 
-func newRun(t *testing.T) run {
+func newRun(t testing.TB) run {
 	t.Helper()
 	r := run{t, filepath.Join(t.TempDir(), "opticks-20261122-115800")}
 	if err := os.MkdirAll(filepath.Join(r.dir, "logs"), 0o700); err != nil {
@@ -334,33 +334,19 @@ func TestTimeLeftGoesByTheLastSteps(t *testing.T) {
 // BenchmarkPicture measures the reading and the picture of a run on 128 nodes with 8 ranks each, which top makes once a
 // second.
 func BenchmarkPicture(b *testing.B) {
-	dir := b.TempDir()
-	if err := os.MkdirAll(filepath.Join(dir, "logs"), 0o700); err != nil {
-		b.Fatal(err)
-	}
-	logs, err := os.OpenRoot(filepath.Join(dir, "logs"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer logs.Close()
+	r := newRun(b)
 	for i := range 128 {
 		n := node(0)
-		n.Version, n.Rank, n.FirstRank, n.Ranks, n.WorldSize = status.Version, i, 8*i, 8, 1024
+		n.Rank, n.FirstRank, n.Ranks, n.WorldSize = i, 8*i, 8, 1024
 		like := n.Rows[0]
 		n.Rows = nil
 		for j := range 8 {
 			like.Rank = 8*i + j
 			n.Rows = append(n.Rows, like)
 		}
-		if err := status.Write(logs, &n); err != nil {
-			b.Fatal(err)
-		}
+		r.tell(n)
 	}
-	s, err := Open(dir)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer s.Close()
+	s := r.source()
 	for b.Loop() {
 		if lines := Layout(s.Look(noon), 120, 40, Look{}); len(lines) == 0 {
 			b.Fatal("no picture")
