@@ -177,10 +177,21 @@ type item struct {
 	style       Style
 }
 
-// flow arranges items in lines of w columns. The first line begins with name.
-func flow(name string, items []item, w int) []Line {
+type items []item
+
+func (all *items) add(shown bool, label, text string, style Style) {
+	if shown {
+		*all = append(*all, item{label, text, style})
+	}
+}
+
+// flow arranges items in lines of w columns. The first line begins with name. Without items there is none.
+func (all items) flow(name string, w int) []Line {
+	if len(all) == 0 {
+		return nil
+	}
 	out := []Line{{{fill(name, nameWidth, false), Dim}}}
-	for _, it := range items {
+	for _, it := range all {
 		var part Line
 		if it.label != "" {
 			part = append(part, Span{it.label + " ", Dim})

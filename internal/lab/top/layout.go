@@ -174,19 +174,15 @@ func (p *picture) progress() []Line {
 	if p.Steps > 0 {
 		at += " of " + readable.Count(p.Steps)
 	}
-	items := []item{{text: at, style: Bold}}
-	add := func(shown bool, label, text string, style Style) {
-		if shown {
-			items = append(items, item{label, text, style})
-		}
-	}
-	add(p.Timed, "left", readable.Duration(p.Left), Bold)
-	add(!p.Begun.IsZero() && p.State.lives(), "since the start", readable.Duration(p.Now.Sub(p.Begun)), Plain)
-	add(p.Logged, "tokens", readable.Short(float64(p.Last.Tokens)), Plain)
-	add(p.Logged && p.Last.Epoch > 0, "epoch", figure(p.Last.Epoch, "%.2f"), Plain)
-	add(p.Saved > 0, "checkpoint", readable.Count(p.Saved), Plain)
-	add(p.Starts > 0, "restarts", fmt.Sprint(p.Starts), Warn)
-	out := flow("step", items, p.w)
+	var all items
+	all.add(true, "", at, Bold)
+	all.add(p.Timed, "left", readable.Duration(p.Left), Bold)
+	all.add(!p.Begun.IsZero() && p.State.lives(), "since the start", readable.Duration(p.Now.Sub(p.Begun)), Plain)
+	all.add(p.Logged, "tokens", readable.Short(float64(p.Last.Tokens)), Plain)
+	all.add(p.Logged && p.Last.Epoch > 0, "epoch", figure(p.Last.Epoch, "%.2f"), Plain)
+	all.add(p.Saved > 0, "checkpoint", readable.Count(p.Saved), Plain)
+	all.add(p.Starts > 0, "restarts", fmt.Sprint(p.Starts), Warn)
+	out := all.flow("step", p.w)
 	if p.About != "" && p.h >= tall {
 		out = append(out, Line{{fill("", nameWidth, false), Plain}, {p.About, Dim}})
 	}
@@ -212,23 +208,16 @@ func (p *picture) bar() Line {
 }
 
 func (p *picture) losses() []Line {
-	var items []item
-	if p.Logged {
-		loss := "not a number"
-		if p.Last.Loss.Known() {
-			loss = figure(p.Last.Loss, "%.4f")
-		}
-		items = append(items, item{text: loss, style: Bold})
+	var all items
+	loss := "not a number"
+	if p.Last.Loss.Known() {
+		loss = figure(p.Last.Loss, "%.4f")
 	}
-	if p.Validated {
-		items = append(items, item{"validation", fmt.Sprintf("%.4f at step %s", p.Val, readable.Count(p.ValStep)),
-			Bold})
-	}
-	if p.Logged {
-		items = append(items, item{"gradient norm", figure(p.Last.GradNorm, "%.3g"), Plain},
-			item{"lr", figure(p.Last.LR, "%.1e"), Plain})
-	}
-	out := flow("loss", items, p.w)
+	all.add(p.Logged, "", loss, Bold)
+	all.add(p.Validated, "validation", fmt.Sprintf("%.4f at step %s", p.Val, readable.Count(p.ValStep)), Bold)
+	all.add(p.Logged, "gradient norm", figure(p.Last.GradNorm, "%.3g"), Plain)
+	all.add(p.Logged, "lr", figure(p.Last.LR, "%.1e"), Plain)
+	out := all.flow("loss", p.w)
 	points := p.loss.fit(p.w - nameWidth)
 	low, high, ok := bounds(points)
 	if !ok || len(points) < 2 {
@@ -256,12 +245,11 @@ func (p *picture) speed() []Line {
 		return nil
 	}
 	m := &p.Last
-	items := []item{{text: readable.Rate(float64(m.TokensPerSecond)), style: Bold}}
+	var all items
 	add := func(label string, x metrics.Float, format string) {
-		if x.Known() {
-			items = append(items, item{label, fmt.Sprintf(format, float64(x)), Plain})
-		}
+		all.add(x.Known(), label, fmt.Sprintf(format, float64(x)), Plain)
 	}
+	all.add(true, "", readable.Rate(float64(m.TokensPerSecond)), Bold)
 	add("a device", m.TokensPerSecondPerDevice, "%.0f")
 	add("", m.TFLOPsPerDevice, "%.3g TFLOP/s")
 	add("MFU", 100*m.MFU, "%.1f %%")
@@ -269,7 +257,7 @@ func (p *picture) speed() []Line {
 	if m.StepSeconds > 0 {
 		add("waits", 100*(m.CommWaitSeconds/m.StepSeconds), "%.0f %%")
 	}
-	out := flow("speed", items, p.w)
+	out := all.flow("speed", p.w)
 	points := p.rate.fit(p.w - nameWidth)
 	if _, high, ok := bounds(points); ok && len(points) > 1 {
 		out = append(out, p.plot(points, 0, high, readable.Short(high))...)
@@ -278,22 +266,15 @@ func (p *picture) speed() []Line {
 }
 
 func (p *picture) memory() []Line {
-	var items []item
-	if p.Logged && p.Last.MemoryBytes > 0 {
-		items = append(items, item{"device, peak", readable.Bytes(p.Last.MemoryBytes), Bold})
-	}
 	var most, sum int64
 	for _, r := range p.Rows {
 		most, sum = max(most, r.Resident), sum+r.Resident
 	}
-	if most > 0 {
-		items = append(items, item{"host, largest rank", readable.Bytes(most), Plain},
-			item{"all", readable.Bytes(sum), Plain})
-	}
-	if len(items) == 0 {
-		return nil
-	}
-	return flow("memory", items, p.w)
+	var all items
+	all.add(p.Logged && p.Last.MemoryBytes > 0, "device, peak", readable.Bytes(p.Last.MemoryBytes), Bold)
+	all.add(most > 0, "host, largest rank", readable.Bytes(most), Plain)
+	all.add(most > 0, "all", readable.Bytes(sum), Plain)
+	return all.flow("memory", p.w)
 }
 
 func (p *picture) foot() []Line {

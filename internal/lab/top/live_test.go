@@ -110,11 +110,8 @@ func newScreen(t *testing.T) (*fakeTTY, tcell.Screen) {
 }
 
 // liveOn runs Live on a fake terminal.
-func liveOn(t *testing.T, ctx context.Context, s *Source, signals chan os.Signal, locale string) (*fakeTTY,
-	<-chan error) {
+func liveOn(t *testing.T, ctx context.Context, s *Source, signals chan os.Signal) (*fakeTTY, <-chan error) {
 	t.Helper()
-	t.Setenv("TERM", "xterm-256color")
-	t.Setenv("LC_ALL", locale)
 	tty, screen := newScreen(t)
 	done := make(chan error, 1)
 	go func() { done <- Live(ctx, s, screen, signals) }()
@@ -151,10 +148,11 @@ func TestLiveEnds(t *testing.T) {
 		"ctx":    func(_ *fakeTTY, _ chan os.Signal, cancel context.CancelFunc) { cancel() },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			signals := make(chan os.Signal, 1)
-			tty, done := liveOn(t, ctx, example(t).source(), signals, "C.UTF-8")
+			tty, done := liveOn(t, ctx, example(t).source(), signals)
 			until(t, tty, "opticks-20261122")
 			end(tty, signals, cancel)
 			if err := <-done; err != nil {
@@ -169,7 +167,8 @@ func TestLiveEnds(t *testing.T) {
 
 // A panic while reading the run becomes an error, and one while drawing stays a panic. Both restore the terminal.
 func TestLiveLeavesTheTerminalAfterAPanic(t *testing.T) {
-	tty, done := liveOn(t, t.Context(), nil, nil, "C.UTF-8")
+	t.Parallel()
+	tty, done := liveOn(t, t.Context(), nil, nil)
 	if err := <-done; err == nil || !strings.Contains(err.Error(), "panic") || tty.started {
 		t.Errorf("%v; still drawing: %v", err, tty.started)
 	}
@@ -194,8 +193,9 @@ func (panics) Show() { panic("while drawing") }
 
 // Only changed cells are sent: of a picture of 1,900 characters, a new clock time or hop costs a few.
 func TestLiveSendsWhatHasChanged(t *testing.T) {
+	t.Parallel()
 	r := example(t)
-	tty, done := liveOn(t, t.Context(), r.source(), nil, "C.UTF-8")
+	tty, done := liveOn(t, t.Context(), r.source(), nil)
 	first := until(t, tty, "quit")
 	time.Sleep(lookEvery) // a late size report draws the picture again
 	tty.said()
@@ -208,8 +208,9 @@ func TestLiveSendsWhatHasChanged(t *testing.T) {
 
 // The picture follows the size of the terminal, and keys scroll the ranks.
 func TestLiveResizesAndScrolls(t *testing.T) {
+	t.Parallel()
 	r := example(t)
-	tty, done := liveOn(t, t.Context(), r.source(), nil, "C.UTF-8")
+	tty, done := liveOn(t, t.Context(), r.source(), nil)
 	until(t, tty, "page up")
 	tty.resize(60, 20)
 	until(t, tty, "q quit   up")
@@ -223,13 +224,14 @@ func TestLiveResizesAndScrolls(t *testing.T) {
 // Terminals without colours get none, and terminals without Unicode get only ASCII.
 func TestLiveOnPlainTerminals(t *testing.T) {
 	t.Setenv("NO_COLOR", "1")
-	tty, done := liveOn(t, t.Context(), example(t).source(), nil, "C.UTF-8")
+	tty, done := liveOn(t, t.Context(), example(t).source(), nil)
 	coloured := regexp.MustCompile(`\x1b\[([0-9;]*;)?([34][0-9]|[34]8;[0-9;]*|7)m`)
 	if found := coloured.FindString(until(t, tty, "quit")); found != "" {
 		t.Errorf("colours or reversed text: %q", found)
 	}
 	quit(t, tty, done)
-	tty, done = liveOn(t, t.Context(), example(t).source(), nil, "C")
+	t.Setenv("LC_ALL", "C")
+	tty, done = liveOn(t, t.Context(), example(t).source(), nil)
 	if all := until(t, tty, "quit"); strings.IndexFunc(all, func(r rune) bool { return r > 0x7e }) >= 0 ||
 		!strings.Contains(all, "####") {
 		t.Errorf("no ASCII: %q", all)

@@ -139,28 +139,28 @@ func (p *picture) nodes() []Line {
 			silent = append(silent, n.Host)
 		}
 	}
+	var all items
 	switch {
 	case len(hosts) == 0:
 		return nil
 	case len(hosts) == 1:
 		n := &p.Nodes[0]
-		return flow("node", []item{{text: n.Host}, {"launcher", fmt.Sprintf("pid %d", n.PID), Plain},
-			{text: readable.Counted(n.Ranks, "rank")}}, p.w)
+		all.add(true, "", n.Host, Plain)
+		all.add(true, "launcher", fmt.Sprintf("pid %d", n.PID), Plain)
+		all.add(true, "", readable.Counted(n.Ranks, "rank"), Plain)
+		return all.flow("node", p.w)
 	case !p.State.lives():
-		return flow("nodes", []item{{text: fmt.Sprintf("%d: %s", len(hosts), several(hosts))}}, p.w)
+		all.add(true, "", fmt.Sprintf("%d: %s", len(hosts), several(hosts)), Plain)
+		return all.flow("nodes", p.w)
 	}
 	text := fmt.Sprintf("%d, with %s", len(live), readable.Counted(ranks, "rank"))
 	if len(live) <= maxHosts {
 		text += ": " + strings.Join(live, ", ")
 	}
-	items := []item{{text: text}}
-	if len(silent) > 0 {
-		items = append(items, item{"silent", several(silent), Warn})
-	}
-	if len(without) > 0 {
-		items = append(items, item{"without", several(without), Warn})
-	}
-	return flow("nodes", items, p.w)
+	all.add(true, "", text, Plain)
+	all.add(len(silent) > 0, "silent", several(silent), Warn)
+	all.add(len(without) > 0, "without", several(without), Warn)
+	return all.flow("nodes", p.w)
 }
 
 const maxHosts = 4

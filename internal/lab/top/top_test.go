@@ -21,7 +21,11 @@ import (
 
 var update = flag.Bool("update", false, "write the expected pictures anew")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	os.Setenv("TERM", "xterm-256color")
+	os.Setenv("LC_ALL", "C.UTF-8")
+	goleak.VerifyTestMain(m)
+}
 
 // noon is the time of all readings in tests.
 var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -210,6 +214,7 @@ func golden(t *testing.T, name string, got []byte) {
 
 // At all sizes, no picture exceeds its terminal, and none contains control characters.
 func TestLayoutFitsAnySize(t *testing.T) {
+	t.Parallel()
 	v := example(t).source().Look(noon)
 	v.Faults = []string{strings.Repeat("wide 中文 ", 40)}
 	for w := minWidth; w <= 200; w += 3 {
