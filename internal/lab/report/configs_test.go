@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A page of one run lists the keys that differ from their defaults. Pages of several runs, whose keys are compared,
-// are in testdata.
+// A page of one run lists the keys that differ from their defaults. The payload of several runs has the keys that
+// differ between them.
 func TestConfigs(t *testing.T) {
 	t.Parallel()
 	one := openInput(t, "runs/ring-packed")

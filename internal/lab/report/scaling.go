@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
-// figures returns the figures of an experiment; those without views and tables do not apply to it.
+// figures returns the figures of an experiment. A figure without views and table does not apply to it.
 func (g *grid) figures(plans map[string]*Plan) []*figure {
 	results, choices := g.tables()
 	all := []*figure{results, choices,
@@ -56,7 +56,7 @@ type quantity struct {
 	value func(c *experiment.Cell) mark
 }
 
-// rateOf returns the measure of a rate, whose spread follows from that of the step time.
+// rateOf returns the measure of a rate, with a spread like the step time.
 func rateOf(value func(*experiment.Cell) float64) func(*experiment.Cell) mark {
 	return func(c *experiment.Cell) mark {
 		y := value(c)

@@ -186,7 +186,8 @@ func (p *picture) events() *list {
 		if e.More {
 			at = ""
 		}
-		l.rows = append(l.rows, Line{{fill(at, nameWidth, false) + "  ", Dim}, {strings.ReplaceAll(e.Text, "\t", " "), Plain}})
+		text := strings.ReplaceAll(e.Text, "\t", " ")
+		l.rows = append(l.rows, Line{{fill(at, nameWidth, false) + "  ", Dim}, {text, Plain}})
 	}
 	return l
 }
