@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cprun/cprun/internal/lab/command"
+	"github.com/cprun/cprun/internal/lab/scale"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/attend"
@@ -351,7 +352,7 @@ func reportCommand() *cobra.Command {
 }
 
 func scaleCommand() *cobra.Command {
-	o := command.ScaleOptions{}
+	o := scale.Options{}
 	c := &cobra.Command{
 		Use:   "scale experiment.yaml",
 		Short: "run a grid of configs and compare the results",
@@ -365,7 +366,7 @@ and report.html. Failures and out-of-memory are recorded as results. Repeat the 
 		Args: oneArg("an experiment"),
 		RunE: func(c *cobra.Command, args []string) error {
 			o.Args = os.Args
-			return finish(command.Scale(args[0], o))
+			return finish(scale.Run(args[0], o))
 		},
 	}
 	f := c.Flags()

@@ -38,11 +38,14 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 		return 0, printJSON(o.Stdout, report)
 	}
 	if !o.Quiet {
+		how := "detected"
+		if report.QKVLayoutDeclared {
+			how = "declared"
+		}
 		fmt.Fprintf(o.Stdout, "%s: tensor layout %s (%s)\nranks %d, layout %s, algorithm %s, backend %s in %s: %.3f s, "+
 			"balance %.2f\nwrote %s\n",
-			terminal.Name(report.In), report.QKVLayout, map[bool]string{true: "declared",
-				false: "detected"}[report.QKVLayoutDeclared], report.Ranks, report.Layout, report.Algorithm,
-			report.Backend, report.DType, report.Seconds, report.Balance, terminal.Name(report.Out))
+			terminal.Name(report.In), report.QKVLayout, how, report.Ranks, report.Layout, report.Algorithm, report.Backend,
+			report.DType, report.Seconds, report.Balance, terminal.Name(report.Out))
 	}
 	return 0, nil
 }

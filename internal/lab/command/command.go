@@ -59,7 +59,7 @@ type Options struct {
 
 // spawns works like resolve, for commands that start processes on one node.
 func (o *Options) spawns() (ranks int, err error) {
-	if err := o.oneNode(); err != nil {
+	if err := o.OneNode(); err != nil {
 		return 0, err
 	}
 	return o.resolve()
@@ -81,14 +81,14 @@ func (o *Options) resolve() (ranks int, err error) {
 	if o.NProc == "auto" {
 		return max(1, o.machine.GPUs), nil
 	}
-	if ranks, err = count(o.NProc); err != nil {
+	if ranks, err = Processes(o.NProc); err != nil {
 		return 0, err
 	}
 	if n := o.machine.GPUs; n > 0 && ranks > n {
 		return 0, inputf("--nproc %d: one process runs on each GPU, and this machine has %d; drop the flag, or "+
 			"pass --device cpu", ranks, n)
 	}
-	if most := maxProcs(); ranks > most {
+	if most := MaxProcs(); ranks > most {
 		return 0, inputf("--nproc %d: this machine with %d cores runs at most %d processes", ranks,
 			runtime.NumCPU(), most)
 	}
@@ -129,7 +129,8 @@ func onCPU() machine.Machine {
 	return m
 }
 
-func count(nproc string) (int, error) {
+// Processes returns the number of --nproc, if it is not auto.
+func Processes(nproc string) (int, error) {
 	n, err := strconv.Atoi(nproc)
 	if err != nil || n < 1 {
 		return 0, inputf("--nproc %q: want a number of at least 1, or auto", nproc)
@@ -140,8 +141,8 @@ func count(nproc string) (int, error) {
 // levels orders the output: only failures at error, the output of all ranks at debug.
 var levels = map[string]int{"error": 0, "warn": 1, "info": 2, "debug": 3}
 
-// maxProcs bounds --nproc: a typo such as 10000 would bring the machine down.
-func maxProcs() int { return max(64, 8*runtime.NumCPU()) }
+// MaxProcs bounds --nproc: a typo such as 10000 would bring the machine down.
+func MaxProcs() int { return max(64, 8*runtime.NumCPU()) }
 
 func (o *Options) show() launch.Show {
 	switch {
@@ -153,7 +154,8 @@ func (o *Options) show() launch.Show {
 	return launch.ShowFirst
 }
 
-func (o *Options) printer() *progress.Printer {
+// Printer returns the printer of notes on standard error.
+func (o *Options) Printer() *progress.Printer {
 	return progress.New(o.Stderr, progress.Options{
 		Quiet:    o.Quiet || levels[o.LogLevel] < levels["info"],
 		Terminal: launch.Terminal(o.Stderr),
@@ -168,7 +170,7 @@ func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, note
 	if err != nil {
 		return launch.Result{}, err
 	}
-	out := o.printer()
+	out := o.Printer()
 	for _, line := range notes {
 		out.Note(line)
 	}

@@ -190,10 +190,14 @@ func (o *EvalOptions) prepare(
 func (o *EvalOptions) once(err error) error {
 	if faults, ok := errors.AsType[config.Errors](err); ok {
 		twice := func(f config.Fault) bool { return f.Key == "data.validation.path" }
+		flag := "--data"
+		if o.LogProbs != "" {
+			flag = "--logprobs"
+		}
 		left := slices.DeleteFunc(slices.Clone(faults), twice)
 		for i := range left {
 			if left[i].File == "--set data.path="+o.Data {
-				left[i].File, left[i].Key = map[bool]string{true: "--logprobs", false: "--data"}[o.LogProbs != ""], ""
+				left[i].File, left[i].Key = flag, ""
 			}
 		}
 		if len(left) > 0 {

@@ -228,10 +228,13 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 	}
 	weights, cache := generate.Bytes(w.cfg, tokens)
 	if m.Memory > 0 && weights+cache > m.Memory {
-		return nil, nil, inputf("%s: the weights take %.1f GB in float32, keys and values of %d tokens %.1f GB, and "+
-			"this %s has %.1f GB; use a larger one, or fewer --max-tokens",
-			w.what, float64(weights)/1e9, tokens, float64(cache)/1e9,
-			map[bool]string{true: "machine", false: "GPU"}[m.IsCPU()], float64(m.Memory)/1e9)
+		owner := "GPU"
+		if m.IsCPU() {
+			owner = "machine"
+		}
+		return nil, nil, inputf("%s: the weights take %s in float32, keys and values of %d tokens %s, and this %s has "+
+			"%s; use a larger one, or fewer --max-tokens",
+			w.what, readable.Bytes(weights), tokens, readable.Bytes(cache), owner, readable.Bytes(m.Memory))
 	}
 	if m.IsCPU() {
 		stream := tensor.NewHostStream("compute")

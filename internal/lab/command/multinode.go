@@ -369,14 +369,14 @@ func (o *Options) place() (place.Placement, error) {
 	}
 	if o.show() != launch.ShowNone {
 		for _, note := range at.Notes {
-			o.printer().Note(note)
+			o.Printer().Note(note)
 		}
 	}
 	return at, nil
 }
 
-// oneNode returns an error if a launcher started several tasks of a command that runs on one node.
-func (o *Options) oneNode() error {
+// OneNode returns an error if a launcher started several tasks of a command that runs on one node.
+func (o *Options) OneNode() error {
 	at, err := o.place()
 	if err != nil || !at.Several() {
 		return err
@@ -386,8 +386,8 @@ func (o *Options) oneNode() error {
 		at.MaxAgents, strings.ToLower(at.Source))
 }
 
-// underSlurm reports whether this is a job of Slurm, which sends SIGTERM more than once.
-func underSlurm() bool { return launch.Getenv("SLURM_JOB_ID") != "" }
+// UnderSlurm reports whether this is a job of Slurm, which sends SIGTERM more than once.
+func UnderSlurm() bool { return launch.Getenv("SLURM_JOB_ID") != "" }
 
 // keyTime bounds the wait for the key of another node.
 const keyTime = 30 * time.Second

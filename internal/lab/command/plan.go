@@ -133,10 +133,12 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 // kept words the shares of documents that fit: "32K keeps 30 %, 64K 92.5 %".
 func kept(list []data.Share) string {
 	var words []string
-	for i, s := range list {
+	keeps := "keeps "
+	for _, s := range list {
 		share := math.Floor(1000*s.Kept) / 10 // 100 % only if all are kept
 		words = append(words, fmt.Sprintf("%s %s%g %%", readable.Size(int64(s.SeqLen)),
-			map[bool]string{true: "keeps "}[i == 0], share))
+			keeps, share))
+		keeps = ""
 	}
 	return strings.Join(words, ", ")
 }
@@ -261,7 +263,7 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	nproc := o.NProc
 	switch {
 	case nproc != "auto":
-		if ranks, err = count(nproc); err == nil && m.Assumed && m.GPUs > 0 && ranks > m.GPUs {
+		if ranks, err = Processes(nproc); err == nil && m.Assumed && m.GPUs > 0 && ranks > m.GPUs {
 			err = inputf("--nproc %d: one process runs on each GPU, and --assume has gpus=%d; leave --nproc out, or "+
 				"assume more GPUs", ranks, m.GPUs)
 		}
@@ -274,6 +276,49 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 
 // matmulRate returns the peak GFLOP/s of one thread's matrix product, to scale a table to a CPU without its own.
 var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, 5*time.Millisecond) })
+
+// A Site is a machine, with its costs, that quick plans are for.
+type Site struct {
+	machine.Machine
+	costs    plan.Costs
+	options  *PlanOptions
+	planOnly bool
+}
+
+// Site returns the machine of a device: this one, or with planOnly also an assumed one.
+func (o Options) Site(device string, assume []string, planOnly bool) (at Site, err error) {
+	at.options, at.planOnly = &PlanOptions{Options: o, Assume: assume}, planOnly
+	at.options.Device, at.options.NProc = device, "auto"
+	if planOnly {
+		at.Machine, _, err = at.options.where()
+	} else {
+		_, err = at.options.resolve()
+		at.Machine = at.options.machine
+	}
+	if err == nil {
+		at.costs = o.costs(at.Machine)
+	}
+	return at, err
+}
+
+// Plan plans a config on all ranks. Unless it only plans, it also checks the data as a run does.
+func (at *Site) Plan(path string, ranks int, set []string) (*config.Config, *plan.Plan, error) {
+	load := loadPlanned
+	if !at.planOnly {
+		load = func(path string, o config.Options) (*config.Config, error) {
+			cfg, err := config.Load(path, o)
+			if err == nil {
+				_, err = train.Check(cfg)
+			}
+			return cfg, err
+		}
+	}
+	d, err := at.options.decider(at.Machine)
+	if err != nil {
+		return nil, nil, err
+	}
+	return quick(load, path, d, ranks, at.costs, config.Options{Set: set, NoFiles: at.planOnly})
+}
 
 // quick plans without hops and advice. It chooses as a run does, by the decisions of d.
 func quick(

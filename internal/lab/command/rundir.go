@@ -106,7 +106,7 @@ func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions)
 		return nil, inputf("run directory: %w", err)
 	}
 	fmt.Fprintf(f, "--- %s cprun %s: %s\n", time.Now().UTC().Format(progress.Stamp), o.Version,
-		terminal.Name(shell(o.Args)))
+		terminal.Name(Shell(o.Args)))
 	out.Log(f)
 	return &launcherLog{f: f, name: name, out: out}, nil
 }
@@ -135,11 +135,11 @@ func (l *launcherLog) close() {
 }
 
 func (o *TrainOptions) again(dir string) string {
-	args := resuming(o.Args)
+	args := Resuming(o.Args)
 	if o.RunDir == "" && len(args) > 0 {
 		args = slices.Insert(args, 1, "--run-dir", dir)
 	}
-	return shell(args)
+	return Shell(args)
 }
 
 // writes returns the command that generates text with a run's model; "" if the tokenizer is unknown.
@@ -147,11 +147,11 @@ func (o *TrainOptions) writes(dir string, cfg *config.Config) string {
 	if len(o.Args) == 0 || tokenizerOf(cfg) == "" {
 		return ""
 	}
-	return shell([]string{o.Args[0], "generate", dir, "--prompt", "The"})
+	return Shell([]string{o.Args[0], "generate", dir, "--prompt", "The"})
 }
 
-// resuming drops --resume never from a command line, so that it continues from the checkpoints.
-func resuming(args []string) []string {
+// Resuming drops --resume never from a command line, so that it continues from the checkpoints.
+func Resuming(args []string) []string {
 	args = slices.Clone(args)
 	for i := 1; i < len(args); i++ {
 		switch {
@@ -169,9 +169,9 @@ func resuming(args []string) []string {
 // plain lists the characters that need no quotes in a shell.
 const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+,-./:=@_"
 
-// shell returns a command line for a shell. Characters that a terminal must not print become $'\012', which bash, zsh
+// Shell returns a command line for a shell. Characters that a terminal must not print become $'\012', which bash, zsh
 // and ksh read.
-func shell(args []string) string {
+func Shell(args []string) string {
 	quoted := make([]string, len(args))
 	for i, a := range args {
 		switch {

@@ -14,7 +14,7 @@ import (
 // A shell reads back each word of a command line, which a terminal can print.
 func TestShell(t *testing.T) {
 	for _, word := range []string{"", "plain-1", "two words", "it's $HOME", "a\nFORGED", "\x1b[2J'\\'", "é\u202e7", "\xff1"} {
-		line := shell([]string{"printf", "%s", word})
+		line := Shell([]string{"printf", "%s", word})
 		if got := terminal.Line(line); got != line {
 			t.Errorf("%q: a terminal shows %q as %q", word, line, got)
 		}
@@ -22,7 +22,7 @@ func TestShell(t *testing.T) {
 			t.Errorf("%q: bash reads %q as %q, %v", word, line, out, err)
 		}
 	}
-	if got := shell([]string{"cprun", "train.yaml"}); strings.ContainsAny(got, "'$") {
+	if got := Shell([]string{"cprun", "train.yaml"}); strings.ContainsAny(got, "'$") {
 		t.Errorf("plain words are quoted: %s", got)
 	}
 }

@@ -48,7 +48,7 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	if o.NoSave {                    // else the program ends after this, and a later signal changes no status
 		defer signals.Release()
 	}
-	out := o.printer()
+	out := o.Printer()
 	if o.DryRun {
 		return o.dry(ctx, path, out)
 	}
@@ -184,7 +184,7 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 		RunID: launch.NewRunID(time.Now()), NProc: r.ranks, Argv: []string{"worker", string(job.RoleTrain)},
 		Logs: b.logs, Payload: payload(b.task),
 		Stderr: out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts, Signals: signals,
-		Patient: underSlurm(),
+		Patient: UnderSlurm(),
 	}
 	var live *statusWriter
 	if !o.Scratch {

@@ -1,5 +1,5 @@
 // Package experiment implements the data of `cprun scale`: a grid of training runs. It reads experiment.yaml, records
-// finished runs, and writes results.csv and results.json. The caller runs the cells:
+// finished runs, and writes results.csv and results.json. Package scale runs the cells:
 //
 //	e, err := experiment.Load("experiment.yaml")
 //	for _, c := range e.Cells() { ... }
@@ -163,6 +163,16 @@ var columns = []string{
 	"planned_memory_bytes", "comm_wait_seconds", "predicted_step_seconds", "error",
 }
 
+// fields returns the fields of a cell by their names in results.json.
+func (c *Cell) fields() (map[string]any, error) {
+	fields := map[string]any{}
+	text, err := json.Marshal(c)
+	if err != nil {
+		return fields, err
+	}
+	return fields, json.Unmarshal(text, &fields)
+}
+
 // WriteCSV writes results.csv: a line for each cell that is not skipped, in the order of the grid.
 func (r *Results) WriteCSV(w io.Writer) error {
 	out := csv.NewWriter(w)
@@ -176,10 +186,8 @@ func (r *Results) WriteCSV(w io.Writer) error {
 		for _, a := range r.Grid {
 			row = append(row, cell.Text(a.Key))
 		}
-		var fields map[string]any
-		if text, err := json.Marshal(cell); err != nil {
-			return err
-		} else if err = json.Unmarshal(text, &fields); err != nil {
+		fields, err := cell.fields()
+		if err != nil {
 			return err
 		}
 		for _, name := range columns {

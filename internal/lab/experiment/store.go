@@ -58,40 +58,34 @@ type Store struct {
 	log   *os.File
 }
 
-// Options configure Open.
-type Options struct {
-	Header Header
-	Anew   bool // removes earlier results
-	// Share numbers, from 1, a task that runs a share of the cells at the same time as others; 0: all cells.
-	Share int
-}
-
-// Open creates or resumes the directory of an experiment. It fails if the directory belongs to another experiment.
-func Open(dir string, o Options) (*Store, error) {
+// Open creates or resumes the directory of an experiment. It fails if the directory belongs to another experiment. anew
+// removes earlier results. share numbers, from 1, a task that runs a share of the cells at the same time as others; 0:
+// all cells.
+func Open(dir string, h Header, anew bool, share int) (*Store, error) {
 	root, err := files.Make(dir)
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{Header: o.Header, Root: root}
-	if err := s.open(o); err != nil {
+	s := &Store{Header: h, Root: root}
+	if err := s.open(anew, share); err != nil {
 		s.Close()
 		return nil, err
 	}
 	return s, nil
 }
 
-func (s *Store) open(o Options) error {
-	if err := s.lock(o.Share); err != nil {
+func (s *Store) open(anew bool, share int) error {
+	if err := s.lock(share); err != nil {
 		return err
 	}
-	if o.Anew {
+	if anew {
 		if err := s.clear(); err != nil {
 			return err
 		}
 	}
 	name := logName
-	if o.Share > 0 {
-		name = fmt.Sprintf("cells-%04d.jsonl", o.Share)
+	if share > 0 {
+		name = fmt.Sprintf("cells-%04d.jsonl", share)
 	}
 	var err error
 	if s.log, err = files.Lockable(s.Root, name); err != nil {

@@ -8,12 +8,11 @@ import (
 	"testing"
 )
 
-func open(t *testing.T, dir string, o Options) *Store {
+var header = Header{Version: Version, Identity: Identity{"grid": "a"}, Commit: "one"}
+
+func open(t *testing.T, dir string, h Header, anew bool, share int) *Store {
 	t.Helper()
-	if o.Header.Identity == nil {
-		o.Header = Header{Version: Version, Identity: Identity{"grid": "a"}, Commit: "one"}
-	}
-	s, err := Open(dir, o)
+	s, err := Open(dir, h, anew, share)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +31,7 @@ func ids(runs []Run) (list []string) {
 // After a crash that leaves a part of the last line, all complete lines and all later ones are readable.
 func TestTornLinesAreRepaired(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
-	s := open(t, dir, Options{})
+	s := open(t, dir, header, false, 0)
 	for _, id := range []string{"a", "b"} {
 		if err := s.Append(Run{Cell: id, Run: 1, Status: OK}); err != nil {
 			t.Fatal(err)
@@ -44,19 +43,19 @@ func TestTornLinesAreRepaired(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	header := strings.IndexByte(string(whole), '\n') + 1
+	headerEnd := strings.IndexByte(string(whole), '\n') + 1
 	for n := range len(whole) + 1 {
 		if err := os.WriteFile(path, whole[:n], 0o666); err != nil {
 			t.Fatal(err)
 		}
 		want := []string{"a", "b"}[:max(0, strings.Count(string(whole[:n]), "\n")-1)]
-		if n >= header {
+		if n >= headerEnd {
 			runs, _ := Peek(dir, Identity{"grid": "a"})
 			if got := ids(runs); !slices.Equal(got, want) {
 				t.Fatalf("after %d bytes a look finds %v; want %v", n, got, want)
 			}
 		}
-		s := open(t, dir, Options{})
+		s := open(t, dir, header, false, 0)
 		if !slices.Equal(ids(s.Runs), want) {
 			t.Fatalf("after %d bytes of %d there are %v; want %v", n, len(whole), ids(s.Runs), want)
 		}
@@ -64,7 +63,7 @@ func TestTornLinesAreRepaired(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.Close()
-		s = open(t, dir, Options{})
+		s = open(t, dir, header, false, 0)
 		if got := ids(s.Runs); !slices.Equal(got, append(slices.Clone(want), "c")) {
 			t.Fatalf("after %d bytes and a line there are %v", n, got)
 		}
@@ -74,23 +73,23 @@ func TestTornLinesAreRepaired(t *testing.T) {
 
 func TestStoreRefusesAnotherExperiment(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
-	s := open(t, dir, Options{})
+	s := open(t, dir, header, false, 0)
 	if _, _, err := s.Prepare("a", 1, []byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(dir, Options{Header: s.Header}); err == nil || !strings.Contains(err.Error(), "cprun scale") {
+	if _, err := Open(dir, s.Header, false, 0); err == nil || !strings.Contains(err.Error(), "cprun scale") {
 		t.Errorf("a second start: %v", err)
 	}
 	s.Close()
 	other := Header{Version: Version, Identity: Identity{"grid": "b", "repeat": "2"}}
-	_, err := Open(dir, Options{Header: other})
+	_, err := Open(dir, other, false, 0)
 	if err == nil || !strings.Contains(err.Error(), "differs in grid, repeat;") {
 		t.Errorf("another experiment: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "notes.txt"), nil, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	anew := open(t, dir, Options{Header: other, Anew: true})
+	anew := open(t, dir, other, true, 0)
 	left, err := os.ReadDir(dir)
 	if err != nil || len(anew.Runs) != 0 {
 		t.Fatal(err, anew.Runs)
@@ -107,22 +106,22 @@ func TestStoreRefusesAnotherExperiment(t *testing.T) {
 // Tasks of an array write at the same time. A later start of the experiment reads all their runs.
 func TestShares(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
-	open(t, dir, Options{}).Close()
-	one, two := open(t, dir, Options{Share: 1}), open(t, dir, Options{Share: 2})
+	open(t, dir, header, false, 0).Close()
+	one, two := open(t, dir, header, false, 1), open(t, dir, header, false, 2)
 	for _, s := range []*Store{one, two} {
 		if err := s.Append(Run{Cell: filepath.Base(s.log.Name()), Run: 1, Status: OK}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Open(dir, Options{Header: one.Header, Share: 1}); err == nil {
+	if _, err := Open(dir, one.Header, false, 1); err == nil {
 		t.Error("two tasks run one share")
 	}
-	if _, err := Open(dir, Options{Header: one.Header}); err == nil {
+	if _, err := Open(dir, one.Header, false, 0); err == nil {
 		t.Error("a start of the whole runs beside a task")
 	}
 	one.Close()
 	two.Close()
-	s := open(t, dir, Options{})
+	s := open(t, dir, header, false, 0)
 	if got := ids(s.Runs); !slices.Equal(got, []string{"cells-0001.jsonl", "cells-0002.jsonl"}) {
 		t.Errorf("the runs of the shares are %v", got)
 	}
@@ -133,12 +132,12 @@ func TestUnfinished(t *testing.T) {
 	id := Identity{"grid": "a"}
 	var dirs []string
 	for _, name := range []string{"x-1", "x-2", "x-3"} {
-		o := Options{Header: Header{Version: Version, Identity: id}}
+		h := header
 		if name == "x-3" {
-			o.Header.Identity = Identity{"grid": "b"}
+			h.Identity = Identity{"grid": "b"}
 		}
 		dirs = append(dirs, filepath.Join(base, name))
-		open(t, filepath.Join(base, name), o).Close()
+		open(t, filepath.Join(base, name), h, false, 0).Close()
 	}
 	never := func([]Run) bool { return false }
 	if got := Unfinished(dirs, id, never); got != filepath.Join(base, "x-2") {

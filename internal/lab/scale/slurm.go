@@ -1,4 +1,4 @@
-package command
+package scale
 
 import (
 	"bytes"
@@ -17,6 +17,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/lab/command"
 	"github.com/cprun/cprun/internal/launch"
 )
 
@@ -60,9 +61,9 @@ func (s *scale) submit() (int, error) {
 	}
 	shares := make([][]string, min(maxTasks, len(left)))
 	nodes := 1
-	for k, i := range left { // in turn, so that every share has cells of each kind
-		shares[k%len(shares)] = append(shares[k%len(shares)], s.cells[i].ID)
-		if n, ok := s.cells[i].Number("nnodes"); ok {
+	for k, c := range left { // in turn, so that every share has cells of each kind
+		shares[k%len(shares)] = append(shares[k%len(shares)], c.ID)
+		if n, ok := c.Number("nnodes"); ok {
 			nodes = max(nodes, int(n))
 		}
 	}
@@ -168,7 +169,7 @@ func (s *scale) taskCommand() (string, error) {
 	for _, set := range s.Set {
 		args = append(args, "--set", set)
 	}
-	return "env --chdir=" + shell([]string{work}) + " " + shell(args), nil
+	return "env --chdir=" + command.Shell([]string{work}) + " " + command.Shell(args), nil
 }
 
 var notInName = regexp.MustCompile(`[^A-Za-z0-9._-]`)
@@ -194,4 +195,4 @@ func (s *scale) deal() error {
 	return nil
 }
 
-func (s *scale) mine(i int) bool { return s.share == nil || s.share[s.cells[i].ID] }
+func (s *scale) mine(c *cell) bool { return s.share == nil || s.share[c.ID] }
