@@ -35,7 +35,7 @@ func (c *talk) after(i, n int, prompt bool) (text string, ok bool) {
 
 // apart returns message i in a text. The messages up to it render otherwise than the text begins, so apart compares
 // both after the last content that they share.
-func (c *talk) apart(i int, whole string) (from, to int) {
+func (c *talk) apart(i int, whole string) span {
 	since := func(last, n int, prompt bool) (part, rest string) {
 		for ; last >= -1; last-- {
 			part, ok := c.after(last, n, prompt)
@@ -48,21 +48,16 @@ func (c *talk) apart(i int, whole string) (from, to int) {
 	}
 	head, rest := since(i-1, i, true)
 	if head == "" || !strings.HasPrefix(rest, head) {
-		return 0, 0
+		return span{}
 	}
-	from = len(whole) - len(rest) + len(head)
+	from := len(whole) - len(rest) + len(head)
 	tail, rest := since(i, i+1, false)
 	for n := len(tail); n >= 0; n-- { // without what ends a conversation
-		if to = len(whole) - len(rest) + n; !strings.HasPrefix(rest, tail[:n]) || !c.blank(tail[n:]) {
-			continue
+		if strings.HasPrefix(rest, tail[:n]) && c.blank(tail[n:]) {
+			return span{from, c.end(i, len(c.messages), whole, from, len(whole)-len(rest)+n)}
 		}
-		own, known := c.after(i, len(c.messages), false)
-		if known = known && !c.messages[i].(*chat.Dict).Has("tool_calls"); known {
-			return from, c.close(whole[:to], max(from, len(whole)-len(own)), true)
-		}
-		return from, c.close(whole[:to], from, false)
 	}
-	return 0, 0
+	return span{}
 }
 
 // blank reports whether a text holds only special tokens and white space.
@@ -76,7 +71,7 @@ func (c *talk) blank(text string) bool {
 
 // formed returns the answers that the training form of the template marks. If one differs from the found answer by more
 // than white space and special tokens, it returns the found ones.
-func (c *talk) formed(whole string, found [][2]int) [][2]int {
+func (c *talk) formed(whole string, found []span) []span {
 	tokens := chat.Vars{}
 	for name, text := range c.Tokens {
 		tokens[name] = text
@@ -93,12 +88,12 @@ func (c *talk) formed(whole string, found [][2]int) [][2]int {
 	if err != nil || err2 != nil || !strings.HasSuffix(whole, text) || len(marks) != 2*len(found) {
 		return found
 	}
-	formed := make([][2]int, len(found))
+	formed := make([]span, len(found))
 	for i, turn := range found {
 		from, to := len(whole)-len(text)+marks[2*i].At, len(whole)-len(text)+marks[2*i+1].At
-		formed[i] = [2]int{from, to}
-		more := whole[min(from, turn[0]):max(from, turn[0])] + whole[min(to, turn[1]):max(to, turn[1])]
-		if turn[0] < turn[1] && !c.blank(more) {
+		formed[i] = span{from, to}
+		more := whole[min(from, turn.from):max(from, turn.from)] + whole[min(to, turn.to):max(to, turn.to)]
+		if turn.from < turn.to && !c.blank(more) {
 			return found
 		}
 	}

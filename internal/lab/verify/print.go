@@ -1,8 +1,10 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 
@@ -12,12 +14,11 @@ import (
 
 // Print prints a report for people.
 func (r *Report) Print(w io.Writer) error {
-	many := fmt.Sprintf("%d ranks", r.Ranks)
 	counts := readable.Table{
 		Title: fmt.Sprintf("%s: %s of %s tokens, on %s in %s; %d ranks: %s", terminal.Name(r.Config),
 			readable.Count(int64(r.CheckedTokens)), readable.Count(int64(r.BatchTokens)), r.Device, r.Compute, r.Ranks,
 			r.Strategy),
-		Head: []string{"first batch", "records", "1 rank", many},
+		Head: []string{"first batch", "records", "1 rank", r.side(1)},
 	}
 	if d := r.Documents; d != nil {
 		counts.Add("documents", fmt.Sprint(d.Records), "", fmt.Sprint(d.Batch))
@@ -61,15 +62,13 @@ func (r *Report) errors(what string, errors []Gradient) readable.Table {
 		Notes: []string{fmt.Sprintf("%d parameters; tolerance %g, and %.2g of the norm of all (rounding)", len(errors),
 			r.Tolerance, r.rounding())}}
 	sorted := slices.Clone(errors)
-	slices.SortStableFunc(sorted, func(a, b Gradient) int {
-		switch { // NaN first
-		case a.Error > b.Error || a.Error != a.Error && b.Error == b.Error:
-			return -1
-		case a.Error < b.Error || b.Error != b.Error && a.Error == a.Error:
-			return 1
+	size := func(g Gradient) float64 { // NaN first
+		if g.Error != g.Error {
+			return math.Inf(1)
 		}
-		return 0
-	})
+		return float64(g.Error)
+	}
+	slices.SortStableFunc(sorted, func(a, b Gradient) int { return cmp.Compare(size(b), size(a)) })
 	for _, g := range sorted[:min(shownErrors, len(sorted))] {
 		t.Add(g.Name, fmt.Sprintf("%.2g", float64(g.Error)))
 	}

@@ -3,7 +3,6 @@ package verify
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -66,17 +65,14 @@ func runSide(t *testing.T, path string, ranks, whole int, set ...string) (*Side,
 
 // Both sides may take prefixes of the samples, and groups of ranks whole batches of their own.
 func TestPrefixesOfSamples(t *testing.T) {
+	t.Parallel()
 	text, err := filepath.Abs("../../../examples/data/gettysburg.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "train.yaml")
-	yaml := fmt.Sprintf("model: {vocab_size: 256, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "+
+	path := writeFile(t, "train.yaml", fmt.Sprintf("model: {vocab_size: 256, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "+
 		"num_attention_heads: 2}\ndata: {path: %s, seq_len: 96}\ntrain: {steps: 1, global_batch_size: 4}\n"+
-		"optimizer: {lr: 1.0e-3}\n", text)
-	if err := os.WriteFile(path, []byte(yaml), 0o666); err != nil {
-		t.Fatal(err)
-	}
+		"optimizer: {lr: 1.0e-3}\n", text))
 	for _, c := range []struct{ length, tokens int }{{96, 384}, {40, 160}} {
 		length := fmt.Sprintf("data.seq_len=%d", c.length)
 		one, _ := runSide(t, path, 1, 96, length)

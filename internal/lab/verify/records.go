@@ -294,21 +294,21 @@ func (r *reader) record(o *chat.Dict) error {
 
 // ids adds a record of ids, cut into the pieces of another packer.
 func (r *reader) ids(o *chat.Dict) error {
-	list, err := integers(o, "input_ids")
+	list, err := listOf(o, "input_ids")
 	if err != nil {
 		return err
 	}
 	n := len(list)
-	padding, err := integers(o, "attention_mask")
+	padding, err := listOf(o, "attention_mask")
 	if zero := slices.Index(padding, 0); zero >= 0 {
 		n = zero
 	}
 	labels := slices.Clone(list)
-	if own, bad := integers(o, "labels"); own != nil || bad != nil {
+	if own, bad := listOf(o, "labels"); own != nil || bad != nil {
 		labels, err = own, errors.Join(err, bad)
 	}
 	for _, key := range []string{"completion_mask", "loss_mask", "assistant_masks"} {
-		mask, bad := integers(o, key)
+		mask, bad := listOf(o, key)
 		for i := range mask {
 			if mask[i] == 0 && i < len(labels) {
 				labels[i] = ignored
@@ -324,7 +324,7 @@ func (r *reader) ids(o *chat.Dict) error {
 	return nil
 }
 
-func contains(sorted []int, x int) bool {
+func contains[T int | int64](sorted []T, x T) bool {
 	_, found := slices.BinarySearch(sorted, x)
 	return found
 }
@@ -332,7 +332,7 @@ func contains(sorted []int, x int) bool {
 // pieces returns the places in a record of ids where documents begin.
 func pieces(o *chat.Dict) (starts []int, err error) {
 	read := func(key string) []int32 {
-		list, bad := integers(o, key)
+		list, bad := listOf(o, key)
 		err = errors.Join(err, bad)
 		return list
 	}
@@ -360,20 +360,20 @@ func pieces(o *chat.Dict) (starts []int, err error) {
 	return slices.Compact(starts), err
 }
 
-// integers returns a list of integers; nil if the key is absent.
-func integers(o *chat.Dict, key string) (list []int32, err error) {
+// listOf returns a list of integers; nil if the key is absent.
+func listOf(o *chat.Dict, key string) (list []int32, err error) {
 	v, ok := o.Data[key].([]chat.Value)
 	if !ok && o.Data[key] != nil {
 		return nil, fmt.Errorf("%q is no list", key)
 	}
 	for _, x := range v {
-		n, ok := x.(int)
-		if yes, isBool := x.(bool); isBool {
-			ok = true
-			if yes {
-				n = 1
-			}
+		switch {
+		case x == false:
+			x = 0
+		case x == true:
+			x = 1
 		}
+		n, ok := x.(int)
 		if !ok {
 			return nil, fmt.Errorf("%q has an entry that is no integer", key)
 		}
@@ -431,10 +431,7 @@ func (r *reader) chunks(t *tokenFile, byIndex bool) error {
 		case err != nil:
 			return err
 		case byIndex:
-			r.add(ids, nil, func(i int) bool {
-				_, found := slices.BinarySearch(t.starts, lo+int64(i))
-				return found
-			})
+			r.add(ids, nil, func(i int) bool { return contains(t.starts, lo+int64(i)) })
 		default:
 			r.stream(ids)
 		}

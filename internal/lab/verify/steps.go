@@ -31,7 +31,7 @@ type Rope struct {
 // CompareVaried compares one rank with several that ran with other keys, without the records. It adds differences.
 func CompareVaried(r *Report, cfg *config.Config, keys []string, one, many *Side) error {
 	v := &Report{Ranks: r.Ranks, Tolerance: r.Tolerance, Reasons: map[string]string{}}
-	v.compareRows(fmt.Sprintf("%d ranks", r.Ranks), "one rank", many.batch, one.batch)
+	v.compareRows(r.side(1), "one rank", many.batch, one.batch)
 	err := v.compareSteps(cfg, one.batch, one, many)
 	for _, d := range v.Differences {
 		r.differ("with %s: %s", keys, d)

@@ -113,7 +113,7 @@ func (r *reader) messages(o *chat.Dict, format string) (err error) {
 	return err
 }
 
-// A span is a range of a text.
+// A span is a range of a text; empty: not found.
 type span struct{ from, to int }
 
 // labels returns the labels of ids with targets in spans of the text: a token is one if any of its characters is.
@@ -195,28 +195,20 @@ func (c *talk) render(messages []chat.Value, prompt bool) (text string, marks []
 }
 
 // turns finds the starts and ends of the assistant's turns. One begins after the prompt for it.
-func (c *talk) turns(whole string) (spans []span) {
-	var found [][2]int // empty: not found
+func (c *talk) turns(whole string) (found []span) {
 	for i, m := range c.messages {
 		if !answers(m) {
 			continue
 		}
 		before, _, err := c.render(c.messages[:i], true)
 		upTo, _, err2 := c.render(c.messages[:i+1], false)
-		turn := [2]int{}
 		if err == nil && err2 == nil && strings.HasPrefix(whole, upTo) && strings.HasPrefix(upTo, before) {
-			turn = [2]int{len(before), c.end(i, upTo, len(before))}
+			found = append(found, span{len(before), c.end(i, i+1, upTo, len(before), len(upTo))})
 		} else {
-			turn[0], turn[1] = c.apart(i, whole)
-		}
-		found = append(found, turn)
-	}
-	for _, turn := range c.formed(whole, found) {
-		if turn[0] < turn[1] {
-			spans = append(spans, span{turn[0], turn[1]})
+			found = append(found, c.apart(i, whole))
 		}
 	}
-	return spans
+	return slices.DeleteFunc(c.formed(whole, found), func(s span) bool { return s.from >= s.to })
 }
 
 // read reads the variables and messages of a record. It returns the number of messages before a completion; -1: none.
@@ -315,26 +307,16 @@ func (c *talk) message(v chat.Value) error {
 	return nil
 }
 
-// end returns the end of message i in the text up to it: after its content and a special token, or after a special
-// token with only white space behind if the template changes or drops the content.
-func (c *talk) end(i int, text string, from int) int {
-	m := c.messages[i].(*chat.Dict)
-	content, _ := m.Data["content"].(string)
-	words, known := strings.TrimSpace(content), false
-	if words != "" && !m.Has("tool_calls") {
-		marked := &chat.Dict{Keys: m.Keys, Data: maps.Clone(m.Data)}
-		marked.Data["content"] = strings.Replace(content, words, words+mark, 1)
-		same, marks, _ := c.render(append(c.messages[:i:i], marked), false)
-		if known = same == text && len(marks) == 1; known {
-			from = marks[0].At
-		}
+// end returns the end of message i, which is text[from:to] at most, in the text of the first n messages: after its
+// content and a special token, or after a special token that only white space follows if the template changes or drops
+// the content.
+func (c *talk) end(i, n int, text string, from, to int) int {
+	rest, known := c.after(i, n, false)
+	if known = known && !c.messages[i].(*chat.Dict).Has("tool_calls"); known {
+		from = max(from, len(text)-len(rest))
 	}
-	return c.close(text, from, known)
-}
-
-// close returns the end of a turn: after the first special token since its content, or after its last one.
-func (c *talk) close(text string, from int, known bool) int {
-	end, trimmed := len(text), strings.TrimSpace(text[from:])
+	text, end := text[:to], to
+	trimmed := strings.TrimSpace(text[from:])
 	for _, s := range c.specials {
 		if at := strings.Index(text[from:], s); known && at >= 0 {
 			end = min(end, from+at+len(s))

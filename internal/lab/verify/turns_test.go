@@ -121,7 +121,7 @@ func (r reading) wrong(t *testing.T, batch [][]Row) int {
 }
 
 // marked writes a tokenizer in which the special tokens of a template are special tokens.
-func marked(t *testing.T, template string) (path string) {
+func marked(t *testing.T, template string) string {
 	t.Helper()
 	var file map[string]any
 	raw, err := os.ReadFile(chatDir + "tokenizer.json")
@@ -140,14 +140,10 @@ func marked(t *testing.T, template string) (path string) {
 		}
 	}
 	file["added_tokens"] = added
-	path = filepath.Join(t.TempDir(), "tokenizer.json")
-	if raw, err = json.Marshal(file); err == nil {
-		err = os.WriteFile(path, raw, 0o666)
-	}
-	if err != nil {
+	if raw, err = json.Marshal(file); err != nil {
 		t.Fatal(err)
 	}
-	return path
+	return writeFile(t, "tokenizer.json", string(raw))
 }
 
 var clock = regexp.MustCompile(`strftime_now\([^)]*\)`)
@@ -156,6 +152,7 @@ var specials = regexp.MustCompile(`<\|[\w ]+\|>|<｜[^｜]*｜>|</?[a-z_]+>|\[/?
 
 // The second search finds the loader's targets with every template that the loader takes.
 func TestTurnsEqualTheLoader(t *testing.T) {
+	t.Parallel()
 	templates, err := filepath.Glob(filepath.Join(*templatesDir, "*.jinja"))
 	if err != nil || len(templates) == 0 {
 		t.Fatal(templates, err)
@@ -165,43 +162,25 @@ func TestTurnsEqualTheLoader(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		templates[i] = filepath.Join(t.TempDir(), filepath.Base(path))
-		if err := os.WriteFile(templates[i], clock.ReplaceAll(source, []byte("'now'")), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		templates[i] = writeFile(t, filepath.Base(path), clock.ReplaceAllString(string(source), "'now'"))
 	}
 	for i, turn := range ends {
-		templates = append(templates, filepath.Join(t.TempDir(), fmt.Sprint(i, ".jinja")))
-		source := "{% for m in messages %}{{ '[' }}{%- if m.role in ['assistant', 'model'] %}" + turn + "{% else %}" +
-			"{{ m.content }}]{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '[' }}{% endif %}"
-		if err := os.WriteFile(templates[len(templates)-1], []byte(source), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		templates = append(templates, writeFile(t, fmt.Sprint(i, ".jinja"), "{% for m in messages %}{{ '[' }}"+
+			"{%- if m.role in ['assistant', 'model'] %}"+turn+"{% else %}{{ m.content }}]{% endif %}{% endfor %}"+
+			"{% if add_generation_prompt %}{{ '[' }}{% endif %}"))
 	}
 	for i, source := range others() {
-		templates = append(templates, filepath.Join(t.TempDir(), fmt.Sprint("other", i, ".jinja")))
-		if err := os.WriteFile(templates[len(templates)-1], []byte(source), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		templates = append(templates, writeFile(t, fmt.Sprint("other", i, ".jinja"), source))
 	}
 	lines, compared := records(t), 0
 	for _, template := range templates {
-		r, path, accepted := newReading(marked(t, template), template, "assistant"), filepath.Join(t.TempDir(), "a.jsonl"), ""
+		r, accepted, batch := newReading(marked(t, template), template, "assistant"), "", [][]Row(nil)
 		for _, line := range lines {
-			if err := os.WriteFile(path, []byte(line), 0o666); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := r.batch(t, path); err == nil {
-				accepted += line + "\n"
+			if rows, err := r.batch(t, writeFile(t, "a.jsonl", line)); err == nil {
+				accepted, batch = accepted+line+"\n", append(batch, rows...)
 			}
 		}
-		if err := os.WriteFile(path, []byte(accepted), 0o666); err != nil {
-			t.Fatal(err)
-		}
-		batch, err := r.batch(t, path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r.cfg.Data.Path = config.Files{{Path: writeFile(t, "a.jsonl", accepted)}}
 		compared += len(batch)
 		if s := r.wrong(t, batch); s >= 0 {
 			t.Errorf("%s: the loader has other targets:\n%v\n%s", template, batch[s], strings.Split(accepted, "\n")[s])
@@ -214,6 +193,7 @@ func TestTurnsEqualTheLoader(t *testing.T) {
 
 // So do all formats, completions of messages, and train_on all.
 func TestConversationsEqualTheLoader(t *testing.T) {
+	t.Parallel()
 	for _, name := range strings.Fields("messages.jsonl tools.jsonl tools.arrow prompts.parquet texts.jsonl " +
 		"share.jsonl shapes.parquet") {
 		for _, on := range []string{"assistant", "all"} {
@@ -262,12 +242,8 @@ func TestRecordsOfSeveralKinds(t *testing.T) {
 
 // If both keys are present, data.format decides.
 func TestFormatsOfRecords(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.jsonl")
 	talk := `[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]`
-	record := `{"messages": ` + talk + `, "prompt": ` + talk + `, "completion": ` + talk + `}`
-	if err := os.WriteFile(path, []byte(record), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	path := writeFile(t, "a.jsonl", `{"messages": `+talk+`, "prompt": `+talk+`, "completion": `+talk+`}`)
 	for _, format := range []string{data.FormatMessages, data.FormatCompletion} {
 		r := newReading(chatDir+"tokenizer.json", "", "assistant")
 		r.cfg.Data.Format, r.enc.Format = format, format
@@ -280,29 +256,20 @@ func TestFormatsOfRecords(t *testing.T) {
 
 // If the messages up to an answer do not begin the whole conversation, it has no targets. The loader refuses it.
 func TestAnswersThatAreNoPrefix(t *testing.T) {
-	path, talk := filepath.Join(t.TempDir(), "t.jinja"), filepath.Join(t.TempDir(), "a.jsonl")
-	record := `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b b b b"}, ` +
-		`{"role": "user", "content": "c"}]}`
+	talk := writeFile(t, "a.jsonl", `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", `+
+		`"content": "b b b b"}, {"role": "user", "content": "c"}]}`)
 	for _, template := range []string{"{{ messages | length }}{{ messages[-1].content }}",
 		"{% for m in messages %}{{ m.content | length }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}:" +
 			"{{ m.content }}<|im_end|>{% endfor %}{{ '<|im_start|>assistant:' if add_generation_prompt else '<s>' }}",
 		"{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}xxx{% endif %}",
 		"{% for m in messages %}{{ m.content }}{% endfor %}{% if not add_generation_prompt %}!{% endif %}"} {
-		if err := os.WriteFile(path, []byte(template), 0o666); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(talk, []byte(record), 0o666); err != nil {
-			t.Fatal(err)
-		}
-		r := newReading(chatDir+"tokenizer.json", path, "all")
+		r := newReading(chatDir+"tokenizer.json", writeFile(t, "t.jinja", template), "all")
 		batch, err := r.batch(t, talk)
 		if err != nil || len(batch) != 1 {
 			t.Fatal(len(batch), err)
 		}
-		for _, rows := range batch {
-			for i := range rows {
-				rows[i].Target = -1
-			}
+		for i := range batch[0] {
+			batch[0][i].Target = -1
 		}
 		r.cfg.Data.TrainOn = "assistant"
 		if s := r.wrong(t, batch); s >= 0 {
@@ -313,20 +280,14 @@ func TestAnswersThatAreNoPrefix(t *testing.T) {
 
 // A conversation that a training form renders otherwise has the answers that were found without it.
 func TestAnswersWithoutTheForm(t *testing.T) {
-	path, talk := filepath.Join(t.TempDir(), "t.jinja"), filepath.Join(t.TempDir(), "a.jsonl")
-	source := "{% if less %}{% for m in messages %}{{ m.content }}<s>{% endfor %}{% else %}" + others()[4] +
-		"{{ more if not add_generation_prompt }}{% endif %}"
+	path := writeFile(t, "t.jinja", "{% if less %}{% for m in messages %}{{ m.content }}<s>{% endfor %}{% else %}"+
+		others()[4]+"{{ more if not add_generation_prompt }}{% endif %}")
 	lines := `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b b"}], ` +
 		`"chat_template_kwargs": {"more": "<s>"}}`
 	lines += "\n" + strings.Replace(lines, "more", "less", 1) + "\n" + `{"messages": [{"role": "user", "content": "a"}, ` +
 		`{"role": "assistant", "content": "b"}, {"role": "model", "content": "dropped"}]}` + "\n"
-	if err := os.WriteFile(path, []byte(source), 0o666); err != nil {
-		t.Fatal(err)
-	}
 	for _, line := range strings.SplitAfter(strings.TrimSpace(lines), "\n") {
-		if err := os.WriteFile(talk, []byte(line), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		talk := writeFile(t, "a.jsonl", line)
 		r := newReading(chatDir+"tokenizer.json", path, "assistant")
 		batch, err := r.batch(t, talk)
 		if err != nil { // the last one is refused: it is read, without a fault
@@ -342,11 +303,8 @@ func TestAnswersWithoutTheForm(t *testing.T) {
 
 // Answers of a form that differ in other characters than white space and special tokens do not count.
 func TestFormsAreChecked(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "t.jinja")
-	if err := os.WriteFile(path, []byte(others()[4]), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	c, err := newTalk(&newReading(chatDir+"tokenizer.json", path, "assistant").cfg.Data)
+	form := writeFile(t, "t.jinja", others()[4])
+	c, err := newTalk(&newReading(chatDir+"tokenizer.json", form, "assistant").cfg.Data)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -358,10 +316,10 @@ func TestFormsAreChecked(t *testing.T) {
 	c.name, c.vars, c.messages = "default", chat.Vars{}, []chat.Value{user, answer}
 	whole, _, err := c.render(c.messages, false)
 	from, to := strings.LastIndex(whole, "<think>"), len(whole)
-	for found, same := range map[[2]int]bool{{from, to}: false, {0, 0}: false, {from, to - 1}: false, {from + 3, to}: true,
+	for found, same := range map[span]bool{{from, to}: false, {0, 0}: false, {from, to - 1}: false, {from + 3, to}: true,
 		{from - 5, to}: true, {from, from + 2}: true} {
-		got := c.formed(whole, [][2]int{found})
-		if want := map[bool][2]int{false: {from, to}, true: found}[same]; err != nil || got[0] != want {
+		got := c.formed(whole, []span{found})
+		if want := map[bool]span{false: {from, to}, true: found}[same]; err != nil || got[0] != want {
 			t.Errorf("found %v: %v, %v, want %v", found, got, err, want)
 		}
 	}
@@ -369,11 +327,8 @@ func TestFormsAreChecked(t *testing.T) {
 
 // A record that is too long for a sample has no place, even if a prefix of the sample is one of it.
 func TestLongRecordsHaveNoPlace(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.jsonl")
-	if err := os.WriteFile(path, []byte(`{"input_ids": [1, 2, 3, 4, 5]}`+"\n"+
-		`{"input_ids": [1, 2, 3, 9], "loss_mask": [1, 0, 0, 1]}`), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	path := writeFile(t, "a.jsonl", `{"input_ids": [1, 2, 3, 4, 5]}`+"\n"+
+		`{"input_ids": [1, 2, 3, 9], "loss_mask": [1, 0, 0, 1]}`)
 	r := newReading(chatDir+"tokenizer.json", "", "assistant")
 	r.cfg.Data.Path, r.cfg.Data.SeqLen = config.Files{{Path: path}}, 3
 	want := []Row{{1, -1, 0, 0}, {2, -1, 1, 0}, {3, 9, 2, 0}}
@@ -384,6 +339,7 @@ func TestLongRecordsHaveNoPlace(t *testing.T) {
 
 // Any other target is found.
 func TestWrongTargetsOfConversations(t *testing.T) {
+	t.Parallel()
 	edits := map[string]func(rows []Row, first, last int){
 		"a header trained":   func(rows []Row, first, _ int) { rows[first-1].Target = rows[first].ID },
 		"a user trained":     func(rows []Row, _, _ int) { rows[1].Target = rows[2].ID },
@@ -391,10 +347,7 @@ func TestWrongTargetsOfConversations(t *testing.T) {
 		"an end left out":    func(rows []Row, _, last int) { rows[last].Target = -1 },
 		"more after the end": func(rows []Row, _, last int) { rows[last+1].Target = rows[last+2].ID },
 	}
-	form := filepath.Join(t.TempDir(), "form.jinja")
-	if err := os.WriteFile(form, []byte(others()[4]), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	form := writeFile(t, "form.jinja", others()[4])
 	for _, template := range []string{"", "../../text/chat/testdata/plain.jinja", form} {
 		for _, name := range []string{"messages.jsonl", "tools.jsonl", "share.jsonl"} {
 			for edit, change := range edits {

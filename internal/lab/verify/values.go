@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -27,7 +26,8 @@ import (
 
 // kindOf returns the kind of a file: text, tokens, json, parquet or arrow. A known extension decides, else the content.
 func kindOf(path string) (string, error) {
-	ext := strings.ToLower(filepath.Ext(plainName(path)))
+	name := strings.ToLower(path)
+	ext := filepath.Ext(strings.TrimSuffix(strings.TrimSuffix(name, ".gz"), ".zst"))
 	for kind, list := range map[string]string{"tokens": ".bin", "text": ".txt .text .md .rst .tex",
 		"json": ".jsonl .ndjson .jsonlines .json", "parquet": ".parquet", "arrow": ".arrow"} {
 		if slices.Contains(strings.Fields(list), ext) {
@@ -49,14 +49,6 @@ func kindOf(path string) (string, error) {
 		}
 		return "text", nil
 	})
-}
-
-// plainName returns a name without .gz or .zst.
-func plainName(path string) string {
-	if ext := strings.ToLower(filepath.Ext(path)); ext == ".gz" || ext == ".zst" {
-		return path[:len(path)-len(ext)]
-	}
-	return path
 }
 
 // objects calls f with each object of JSON: one after the other, in a list, or in the only list of an outer object
@@ -237,6 +229,12 @@ func arrowValue(field arrow.Field, a arrow.Array, i int) (v chat.Value, err erro
 			list = append(list, v)
 		}
 		return list, err
+	case *array.Boolean:
+		return a.Value(i), nil
+	case *array.Float32:
+		return float64(a.Value(i)), nil
+	case *array.Float64:
+		return a.Value(i), nil
 	}
 	switch name, _ := field.Metadata.GetValue(nameKey); name {
 	case "arrow.json":
@@ -251,12 +249,6 @@ func arrowValue(field arrow.Field, a arrow.Array, i int) (v chat.Value, err erro
 	switch a.DataType().ID() {
 	case arrow.STRING, arrow.LARGE_STRING, arrow.STRING_VIEW:
 		return a.ValueStr(i), nil
-	case arrow.BOOL:
-		return a.ValueStr(i) == "true", nil
-	case arrow.FLOAT32:
-		return strconv.ParseFloat(a.ValueStr(i), 32)
-	case arrow.FLOAT64:
-		return strconv.ParseFloat(a.ValueStr(i), 64)
 	}
 	if arrow.IsInteger(a.DataType().ID()) {
 		return number(a.ValueStr(i)), nil
@@ -400,16 +392,10 @@ func parquetValue(v any, node parquet.Node) (chat.Value, error) {
 			return jsonValue(v)
 		}
 		return v, nil
-	case int32:
-		return int(v), nil
-	case int64:
-		return int(v), nil
+	case int32, int64, uint32, uint64:
+		return number(fmt.Sprint(v)), nil
 	case float32:
 		return float64(v), nil
-	case uint32:
-		return int(v), nil
-	case uint64:
-		return number(strconv.FormatUint(v, 10)), nil
 	}
 	return v, nil
 }

@@ -18,7 +18,6 @@ import (
 
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/text/chat"
-	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/internal/text/tokenizer"
 )
 
@@ -43,9 +42,8 @@ func TestKindsOfFiles(t *testing.T) {
 		{"a.jsonl", `{"x": NaN, "text": "a NaN", "y": [-Infinity, Infinity, "\"NaN\\"], "z": 1.5}`, "a NaN"},
 		{"a.jsonl", `{"id": 123456789012345678901234567890, "text": "ab"}`, "ab"},
 	} {
-		cfg := &config.Config{}
-		cfg.Model.VocabSize, cfg.Data.Tokenizer, cfg.Data.EOSTokenID = 256, data.Bytes, '|'
-		cfg.Data.Path, cfg.Data.SeqLen = config.Files{{Path: writeFile(t, c.name, c.text)}}, len(c.want)
+		cfg := ofBytes(len(c.want), writeFile(t, c.name, c.text))
+		cfg.Data.EOSTokenID = '|'
 		got, err := Records(cfg, cfg.Data.SeqLen, []int64{0})
 		var text []byte
 		for _, r := range got[0] {
@@ -63,10 +61,8 @@ func TestBordersOfOtherPackers(t *testing.T) {
 	for _, borders := range []string{`"seq_lengths": [2, 3, 2]`, `"cu_seqlens": [0, 2, 5, 7]`,
 		`"document_ids": [4, 4, 1, 1, 1, 4, 4]`, `"segment_ids": [1, 1, 2, 2, 2, 3, 3]`,
 		`"position_ids": [0, 1, 0, 1, 2, 0, 1]`} {
-		cfg := &config.Config{}
-		cfg.Model.VocabSize, cfg.Data.Tokenizer, cfg.Data.EOSTokenID = 256, data.Bytes, -1
-		cfg.Data.PackDocuments, cfg.Data.SeqLen = true, 6
-		cfg.Data.Path = config.Files{{Path: writeFile(t, "a.jsonl", `{"input_ids": [1, 2, 3, 4, 5, 6, 7], `+borders+"}")}}
+		cfg := ofBytes(6, writeFile(t, "a.jsonl", `{"input_ids": [1, 2, 3, 4, 5, 6, 7], `+borders+"}"))
+		cfg.Data.EOSTokenID, cfg.Data.PackDocuments = -1, true
 		if got, err := Records(cfg, 6, []int64{0}); err != nil || !slices.Equal(got[0], want) {
 			t.Errorf("%s: %v, %v, want %v", borders, got[0], err, want)
 		}
@@ -111,6 +107,7 @@ func golden(t *testing.T, name, template, on, file, text string) {
 
 // Keys of turns and records decide what is trained and shown.
 func TestKeysOfConversations(t *testing.T) {
+	t.Parallel()
 	plain := writeFile(t, "plain.jinja", "{% if tools %}{{ tools[0].name }}({{ tools[0].parameters | tojson }})\n{% endif %}"+
 		"{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"+
 		"{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
@@ -152,7 +149,6 @@ func TestColumnsOfJSON(t *testing.T) {
 	const tools = `[{"name": "f", "parameters": {"b": 1, "a": null}}]`
 	want := `{"messages":[{"role":"user","content":"x","weight":2}],"tools":[{"name":"f","parameters":{"b":1,"a":null}}],` +
 		`"n":[1,2],"ok":true,"half":0.5}`
-	path := filepath.Join(t.TempDir(), "a.arrow")
 	isJSON := arrow.NewMetadata([]string{nameKey}, []string{"arrow.json"})
 	message := arrow.StructOf(arrow.Field{Name: "role", Type: arrow.BinaryTypes.String},
 		arrow.Field{Name: "content", Type: arrow.BinaryTypes.LargeString, Nullable: true},
@@ -172,9 +168,6 @@ func TestColumnsOfJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Close()
-	if err := os.WriteFile(path, buf.Bytes(), 0o666); err != nil {
-		t.Fatal(err)
-	}
 	type said struct {
 		Role    string  `parquet:"role"`
 		Content string  `parquet:"content"`
@@ -196,7 +189,7 @@ func TestColumnsOfJSON(t *testing.T) {
 	for _, c := range []struct {
 		path string
 		read func(string, func(*chat.Dict) error) error
-	}{{path, arrowRows}, {pq, parquetRows}} {
+	}{{writeFile(t, "a.arrow", buf.String()), arrowRows}, {pq, parquetRows}} {
 		n := 0
 		if err := c.read(c.path, func(o *chat.Dict) error {
 			n++

@@ -190,13 +190,20 @@ func (s *Side) of(kind string, parameter, steps int) []part {
 	return s.parts[steps][train.Part(kind, parameter, 0)]
 }
 
+// integers reads a tensor.
+func integers[T int32 | int64](f *safetensors.File, name string, dtype tensor.DType) ([]T, error) {
+	info, _ := f.Info(name)
+	list := tensor.New(dtype, int(info.Elements()))
+	err := f.ReadBytes(name, tensor.Bytes(list), 0)
+	return tensor.Data[T](list), err
+}
+
 func (s *Side) readBatch(f *safetensors.File) error {
-	info, _ := f.Info(train.BatchTensor)
-	rows := tensor.New(tensor.I32, int(info.Elements()))
-	if err := f.ReadBytes(train.BatchTensor, tensor.Bytes(rows), 0); err != nil {
+	rows, err := integers[int32](f, train.BatchTensor, tensor.I32)
+	if err != nil {
 		return err
 	}
-	for r := range slices.Chunk(tensor.Data[int32](rows), train.VerifiedRow) {
+	for r := range slices.Chunk(rows, train.VerifiedRow) {
 		n, at := int(r[0]), int(r[1])
 		if n < 0 || n >= len(s.batch) || at < 0 || at >= len(s.batch[n]) || s.batch[n][at].ID != missing {
 			return fmt.Errorf("token %d of sample %d is outside the batch, or loaded twice", at, n)
@@ -207,12 +214,11 @@ func (s *Side) readBatch(f *safetensors.File) error {
 }
 
 func (s *Side) readTrained(f *safetensors.File) error {
-	info, _ := f.Info(train.TrainedTensor)
-	pairs := tensor.New(tensor.I64, int(info.Elements()))
-	if err := f.ReadBytes(train.TrainedTensor, tensor.Bytes(pairs), 0); err != nil {
+	pairs, err := integers[int64](f, train.TrainedTensor, tensor.I64)
+	if err != nil {
 		return err
 	}
-	for p := range slices.Chunk(tensor.Data[int64](pairs), 2) {
+	for p := range slices.Chunk(pairs, 2) {
 		if p[0] < 0 || p[0] >= int64(len(s.trained)) || s.trained[p[0]] != missing && s.trained[p[0]] != p[1] {
 			return fmt.Errorf("sample %d is outside the batches, or ranks disagree about its place %d", p[1], p[0])
 		}
@@ -228,14 +234,6 @@ func (s *Side) Close() error {
 		errs = append(errs, f.Close())
 	}
 	return errors.Join(errs...)
-}
-
-func (s *Side) tokens() int {
-	return count(first(s.batch), func(r Row) bool { return r.ID != missing })
-}
-
-func (s *Side) targets() int {
-	return count(first(s.batch), func(r Row) bool { return r.ID != missing && r.Target >= 0 })
 }
 
 // first returns the first step's part of all samples.
@@ -263,13 +261,13 @@ func Compare(r *Report, cfg *config.Config, whole int, one, many *Side) error {
 		for _, part := range []string{"documents", "tokens", "targets"} {
 			r.Reasons[part] = err.Error()
 		}
-		r.compareRows(fmt.Sprintf("%d ranks", r.Ranks), "one rank", many.batch, one.batch)
+		r.compareRows(r.side(1), "one rank", many.batch, one.batch)
 	case err != nil:
 		return fmt.Errorf("reading the records a second time: %w", err)
 	default:
 		r.compareRecords(expected, one, many, len(cfg.Data.Path) > 1)
 	}
-	r.CheckedTokens, r.BatchTokens = many.tokens(), many.Tokens
+	r.CheckedTokens, r.BatchTokens = count(first(many.batch), isToken), many.Tokens
 	if expected == nil {
 		expected = many.batch
 	}
@@ -313,26 +311,25 @@ func expect(cfg *config.Config, whole int, many *Side) (batch [][]Row, err error
 	return batch, err
 }
 
-func isTarget(r Row) bool { return r.Target >= 0 }
+func isToken(r Row) bool { return r.ID != missing }
+
+func isTarget(r Row) bool { return isToken(r) && r.Target >= 0 }
 
 func (r *Report) compareRecords(expected [][]Row, one, many *Side, mixture bool) {
-	all := func(Row) bool { return true }
-	r.Tokens = &Counts{count(first(expected), all), one.tokens(), many.tokens()}
-	r.Targets = &Counts{count(first(expected), isTarget), one.targets(), many.targets()}
-	r.Documents = &Documents{documents(first(expected)), documents(first(many.batch)), repeated(expected, many, mixture)}
-	for _, c := range []struct {
-		what string
-		*Counts
-	}{{"tokens", r.Tokens}, {"targets", r.Targets}} {
+	counts := func(what string, is func(Row) bool) *Counts {
+		c := &Counts{count(first(expected), is), count(first(one.batch), is), count(first(many.batch), is)}
 		if c.One != c.Records || c.Many != c.Records {
-			r.differ("%s: the records have %d, one rank %d, %d ranks %d", c.what, c.Records, c.One, r.Ranks, c.Many)
+			r.differ("%s: the records have %d, one rank %d, %d ranks %d", what, c.Records, c.One, r.Ranks, c.Many)
 		}
+		return c
 	}
+	r.Tokens, r.Targets = counts("tokens", isToken), counts("targets", isTarget)
+	r.Documents = &Documents{documents(first(expected)), documents(first(many.batch)), repeated(expected, many, mixture)}
 	if d := r.Documents; d.Batch != d.Records || d.Repeated > 0 {
 		r.differ("documents: the records have %d, the batch %d; %d are repeated", d.Records, d.Batch, d.Repeated)
 	}
 	r.compareRows("one rank", "the records", one.batch, expected)
-	r.compareRows(fmt.Sprintf("%d ranks", r.Ranks), "the records", many.batch, expected)
+	r.compareRows(r.side(1), "the records", many.batch, expected)
 }
 
 // compareRows reports the first row that differs, by column.

@@ -8,7 +8,6 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -27,19 +26,12 @@ import (
 func sources(t *testing.T) map[string][]string {
 	t.Helper()
 	dir, rng := t.TempDir(), rand.New(rand.NewPCG(1, 2))
-	write := func(name string, content []byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, content, 0o666); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	text := func(n int) []byte {
+	text := func(n int) string {
 		b := make([]byte, n)
 		for i := range b {
 			b[i] = byte('a' + rng.IntN(20))
 		}
-		return b
+		return string(b)
 	}
 	var lines, masked, ids bytes.Buffer
 	for i := range 40 {
@@ -91,20 +83,48 @@ func sources(t *testing.T) map[string][]string {
 		return filepath.Join(dir, name+".bin")
 	}
 	return map[string][]string{
-		"text":             {write("a.txt", text(500)), write("b.txt", text(300))},
-		"an empty file":    {write("c.txt", nil), write("d.txt", text(90))},
-		"lines":            {write("a.jsonl", lines.Bytes())},
-		"compressed lines": {write("z.jsonl.gz", zipped.Bytes())},
-		"labels and masks": {write("masked.jsonl", masked.Bytes())},
-		"ids":              {write("ids.jsonl", ids.Bytes())},
-		"llm.c":            {write("llm.bin", llmc)},
-		"several":          {write("more.jsonl", lines.Bytes()), write("more.txt", text(200)), write("llm2.bin", llmc)},
+		"text":             {writeFile(t, "a.txt", text(500)), writeFile(t, "b.txt", text(300))},
+		"an empty file":    {writeFile(t, "c.txt", ""), writeFile(t, "d.txt", text(90))},
+		"lines":            {writeFile(t, "a.jsonl", lines.String())},
+		"compressed lines": {writeFile(t, "z.jsonl.gz", zipped.String())},
+		"labels and masks": {writeFile(t, "masked.jsonl", masked.String())},
+		"ids":              {writeFile(t, "ids.jsonl", ids.String())},
+		"llm.c":            {writeFile(t, "llm.bin", string(llmc))},
+		"several": {writeFile(t, "more.jsonl", lines.String()), writeFile(t, "more.txt", text(200)),
+			writeFile(t, "llm2.bin", string(llmc))},
 		"Megatron's index": {pair("pair", 1)}, "Megatron's EOS": {pair("eos", 0)},
 	}
 }
 
+// open returns a config of bytes, and the loader of its files by a plan.
+func open(t *testing.T, paths []string, eos int, plan data.Plan) (*config.Config, *data.Loader) {
+	t.Helper()
+	cfg := ofBytes(plan.SeqLen, paths...)
+	cfg.Data.PackDocuments, cfg.Data.EOSTokenID, cfg.Data.Overlong = plan.PackDocuments, eos, "drop"
+	ds, err := data.Open(data.Source{Paths: paths, Tokenizer: data.NewTokenizer(data.Bytes, 256), EOS: eos, Vocab: 256})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := data.New(ds, plan)
+	if err != nil {
+		t.Fatalf("%s: %v", paths, err)
+	}
+	return cfg, l
+}
+
+// ofBytes returns a config of bytes.
+func ofBytes(length int, paths ...string) *config.Config {
+	cfg := &config.Config{}
+	cfg.Model.VocabSize, cfg.Data.Tokenizer, cfg.Data.SeqLen = 256, data.Bytes, length
+	for _, p := range paths {
+		cfg.Data.Path = append(cfg.Data.Path, config.File{Path: p})
+	}
+	return cfg
+}
+
 // Every sample has the rows of the training loader.
 func TestRecordsEqualTheLoader(t *testing.T) {
+	t.Parallel()
 	for name, paths := range sources(t) {
 		if name == "labels and masks" {
 			continue // never cut
@@ -114,20 +134,7 @@ func TestRecordsEqualTheLoader(t *testing.T) {
 				if eos < 0 && packed && slices.Contains([]string{"llm.c", "several", "an empty file"}, name) {
 					continue // refused: nothing ends a document
 				}
-				cfg := &config.Config{}
-				cfg.Model.VocabSize, cfg.Data.Tokenizer = 256, data.Bytes
-				cfg.Data.SeqLen, cfg.Data.PackDocuments, cfg.Data.EOSTokenID = 37, packed, eos
-				for _, p := range paths {
-					cfg.Data.Path = append(cfg.Data.Path, config.File{Path: p})
-				}
-				ds, err := data.Open(data.Source{Paths: paths, Tokenizer: data.NewTokenizer(data.Bytes, 256), EOS: eos, Vocab: 256})
-				if err != nil {
-					t.Fatal(err)
-				}
-				l, err := data.New(ds, data.Plan{SeqLen: 37, PackDocuments: packed})
-				if err != nil {
-					t.Fatalf("%s: %v", name, err)
-				}
+				cfg, l := open(t, paths, eos, data.Plan{SeqLen: 37, PackDocuments: packed})
 				equalLoader(t, fmt.Sprintf("%s, packed %t, eos %d", name, packed, eos), cfg, l)
 			}
 		}
@@ -136,22 +143,11 @@ func TestRecordsEqualTheLoader(t *testing.T) {
 
 // Whole documents have the rows of the packing loader, also in a prefix of the samples.
 func TestWholeRecordsEqualTheLoader(t *testing.T) {
+	t.Parallel()
 	all := sources(t)
 	for _, name := range []string{"labels and masks", "lines", "ids", "several", "Megatron's index", "Megatron's EOS"} {
 		for _, packed := range []bool{false, true} {
-			cfg := &config.Config{}
-			cfg.Model.VocabSize, cfg.Data.Tokenizer, cfg.Data.Overlong = 256, data.Bytes, "drop"
-			for _, p := range all[name] {
-				cfg.Data.Path = append(cfg.Data.Path, config.File{Path: p})
-			}
-			ds, err := data.Open(data.Source{Paths: all[name], Tokenizer: data.NewTokenizer(data.Bytes, 256), Vocab: 256})
-			if err != nil {
-				t.Fatal(err)
-			}
-			l, err := data.New(ds, data.Plan{SeqLen: 37, PackDocuments: packed, Whole: true})
-			if err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
+			cfg, l := open(t, all[name], 0, data.Plan{SeqLen: 37, PackDocuments: packed, Whole: true})
 			var samples []int64
 			var batch [][]Row
 			for s := range l.Samples() {
@@ -167,14 +163,8 @@ func TestWholeRecordsEqualTheLoader(t *testing.T) {
 					t.Fatal(err)
 				}
 				for s, rows := range got {
-					for i := range rows[:min(len(rows), length)] {
-						if want := batch[s][i]; rows[i].ID != want.ID || rows[i].Position != want.Position ||
-							rows[i].Document != want.Document || rows[i].Target != want.Target {
-							t.Fatalf("%s, packed %t, sample %d:\n%v\nthe loader has\n%v", name, packed, s, rows, batch[s])
-						}
-					}
-					if len(rows) != len(batch[s]) {
-						t.Fatalf("%s, packed %t, sample %d: %d rows, want %d", name, packed, s, len(rows), len(batch[s]))
+					if !slices.Equal(rows, batch[s]) {
+						t.Fatalf("%s, packed %t, sample %d:\n%v\nthe loader has\n%v", name, packed, s, rows, batch[s])
 					}
 				}
 			}
@@ -234,20 +224,13 @@ func loaded(t *testing.T, cfg *config.Config, l loader, sample int64) (rows []Ro
 // In a mixture, each source has its own samples.
 func TestRecordsOfAMixture(t *testing.T) {
 	all := sources(t)
-	cfg := &config.Config{}
-	cfg.Model.VocabSize, cfg.Data.Tokenizer, cfg.Data.SeqLen, cfg.Data.EOSTokenID = 256, data.Bytes, 29, 0
+	paths := []string{all["lines"][0], all["llm.c"][0], all["text"][0]}
+	cfg := ofBytes(29, paths...)
 	cfg.Data.PackDocuments = true
 	var parts []*data.Loader
-	for _, p := range []string{all["lines"][0], all["llm.c"][0], all["text"][0]} {
-		cfg.Data.Path = append(cfg.Data.Path, config.File{Path: p, Weight: 1})
-		ds, err := data.Open(data.Source{Paths: []string{p}, Tokenizer: data.NewTokenizer(data.Bytes, 256), Vocab: 256})
-		if err != nil {
-			t.Fatal(err)
-		}
-		l, err := data.New(ds, data.Plan{SeqLen: 29, PackDocuments: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+	for i := range paths {
+		cfg.Data.Path[i].Weight = 1
+		_, l := open(t, paths[i:i+1], 0, data.Plan{SeqLen: 29, PackDocuments: true})
 		parts = append(parts, l)
 	}
 	m, err := data.Mix(parts, []float64{1, 1, 1}, 1)
@@ -301,8 +284,8 @@ func TestReach(t *testing.T) {
 
 // side returns a side with gradients of the parameters of a small model, with each after the first scaled, and with
 // parameters of right steps. edit may change the parameters after them. batch has the rows of both steps.
-func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row, edit func(name string, x float64) float64,
-	samples ...int64) *Side {
+func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row,
+	edit func(name string, x float64) float64) *Side {
 	t.Helper()
 	var files [train.VerifiedSteps + 1][]safetensors.Entry
 	add := func(steps int, kind string, i int, values []float32) {
@@ -350,7 +333,7 @@ func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row, edit f
 		var rows []int32
 		var trained []int64
 		for i, list := range batch[k*n : (k+1)*n] {
-			trained = append(trained, int64(k*n+i), samples[k*n+i])
+			trained = append(trained, int64(k*n+i), int64(k*n+i))
 			for j, r := range list {
 				rows = append(rows, int32(k*n+i), int32(j), r.ID, r.Target, r.Position, r.Document)
 			}
@@ -385,14 +368,10 @@ func entry[T int32 | int64](t *testing.T, name string, dtype safetensors.DType, 
 // compared returns the differences of a run on eight tokens of text, after a change of the many side.
 func compared(t *testing.T, change func(cfg *config.Config, batch [][]Row, many *Side) *Side) *Report {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "a.txt")
-	if err := os.WriteFile(path, []byte("abcd\x00efgh\x00ijkl\x00mnopqrstuvwxyzABCDEF"), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	cfg := &config.Config{}
+	cfg := ofBytes(8, writeFile(t, "a.txt", "abcd\x00efgh\x00ijkl\x00mnopqrstuvwxyzABCDEF"))
 	cfg.Model.Config = hf.Config{Architecture: "llama", VocabSize: 256, HiddenSize: 4, IntermediateSize: 8,
 		NumHiddenLayers: 1, NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 2}
-	cfg.Data = config.Data{Path: config.Files{{Path: path}}, Tokenizer: data.Bytes, SeqLen: 8, PackDocuments: true}
+	cfg.Data.PackDocuments = true
 	cfg.Optimizer = config.Optimizer{Betas: [2]float64{0.9, 0.95}, WeightDecay: 0.1}
 	samples := []int64{0, 1, 2, 3}
 	all, err := Records(cfg, 8, samples)
@@ -403,10 +382,10 @@ func compared(t *testing.T, change func(cfg *config.Config, batch [][]Row, many 
 	for _, s := range samples {
 		batch, other = append(batch, all[s]), append(other, slices.Clone(all[s]))
 	}
-	one := side(t, cfg, 1, batch, nil, samples...)
+	one := side(t, cfg, 1, batch, nil)
 	many := one
 	if change != nil {
-		many = change(cfg, other, side(t, cfg, 1, batch, nil, samples...))
+		many = change(cfg, other, side(t, cfg, 1, batch, nil))
 	}
 	r := &Report{Compute: "fp32", Ranks: 2}
 	if err := Compare(r, cfg, 8, one, many); err != nil {
@@ -417,13 +396,24 @@ func compared(t *testing.T, change func(cfg *config.Config, batch [][]Row, many 
 
 // Each difference between the sides, the records and the masks is found, and named.
 func TestCompare(t *testing.T) {
+	t.Parallel()
 	if r := compared(t, nil); !*r.OK || len(r.Differences) > 0 || r.Targets.Records != 13 || r.Documents.Records != 5 {
 		t.Errorf("equal sides: %+v, %+v, %v", r.Targets, r.Documents, r.Differences)
 	}
 	rows := func(edit func(batch [][]Row)) func(*config.Config, [][]Row, *Side) *Side {
 		return func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
 			edit(batch)
-			return side(t, cfg, 1, batch, nil, 0, 1, 2, 3)
+			return side(t, cfg, 1, batch, nil)
+		}
+	}
+	scaled := func(scale float64, name string, factor float64) func(*config.Config, [][]Row, *Side) *Side {
+		return func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
+			return side(t, cfg, float32(scale), batch, func(of string, x float64) float64 {
+				if of == name {
+					x *= factor
+				}
+				return x
+			})
 		}
 	}
 	result := func(edit func(s *Side)) func(*config.Config, [][]Row, *Side) *Side {
@@ -442,13 +432,8 @@ func TestCompare(t *testing.T) {
 		{"tokens: the records have 16, one rank 16, 2 ranks 15", rows(func(b [][]Row) { b[0] = append(b[0][:7:7], Row{ID: -1}) })},
 		{"loss: 2 on one rank, 2.1 on 2", result(func(s *Side) { s.Steps[0].Loss = 2.1 })},
 		{"loss: 2 on one rank, NaN on 2", result(func(s *Side) { s.Steps[0].Loss = Float(math.NaN()) })},
-		{"gradient of model.layers.0.self_attn.q_proj.weight: relative error 0.5",
-			func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
-				return side(t, cfg, 0.5, batch, nil, 0, 1, 2, 3)
-			}},
-		{"gradient of model.norm.weight: relative error NaN", func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
-			return side(t, cfg, float32(math.NaN()), batch, nil, 0, 1, 2, 3)
-		}},
+		{"gradient of model.layers.0.self_attn.q_proj.weight: relative error 0.5", scaled(0.5, "", 1)},
+		{"gradient of model.norm.weight: relative error NaN", scaled(math.NaN(), "", 1)},
 		{"loss: 3 on 2 ranks in step 2, and the sum over", result(func(s *Side) { s.Steps[1].Loss = 3 })},
 		{"loss: 2 on one rank, 3 on 2, in step 2", result(func(s *Side) { s.Steps[1].Loss, s.Steps[1].Sum = 3, 48 })},
 		{"gradient norm: 9 on 2 ranks in step 2", result(func(s *Side) { s.Steps[1].GradNorm = 9 })},
@@ -460,23 +445,8 @@ func TestCompare(t *testing.T) {
 		{"rank 1 reads others than rank 0", result(func(s *Side) { s.weights = [][]byte{{1}, {2}} })},
 		{"on 2 ranks: rank 0 reads 3 elements that differ", result(func(s *Side) { s.Steps[1].Stale = 3 })},
 		{"parameter model.norm.weight after two steps on 2 ranks: AdamW of its gradients gives another",
-			func(cfg *config.Config, batch [][]Row, _ *Side) *Side { // decay
-				return side(t, cfg, 1, batch, func(name string, x float64) float64 {
-					if name == "model.norm.weight" {
-						x *= 0.985
-					}
-					return x
-				}, 0, 1, 2, 3)
-			}},
-		{"parameter lm_head.weight after two steps: relative error 0.0001",
-			func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
-				return side(t, cfg, 1, batch, func(name string, x float64) float64 {
-					if name == "lm_head.weight" {
-						x *= 1.0001
-					}
-					return x
-				}, 0, 1, 2, 3)
-			}},
+			scaled(1, "model.norm.weight", 0.985)}, // decay
+		{"parameter lm_head.weight after two steps: relative error 0.0001", scaled(1, "lm_head.weight", 1.0001)},
 		{"leak: token 2 of document 0 changes 2 rows that its masks hide, such as 5",
 			result(func(s *Side) { s.Probes = []train.Probed{{Position: 2, Changed: [][2]int{{2, 7}}}} })},
 		{"leak: another token at position 2 changes no logits there",
@@ -493,7 +463,7 @@ func TestCompare(t *testing.T) {
 func TestRoundingOfZeroGradientsIsNoDifference(t *testing.T) {
 	for scale, right := range map[float32]bool{1e-7: true, 1e-5: false, float32(math.NaN()): false} {
 		compared(t, func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
-			one, many := side(t, cfg, scale, batch, nil, 0, 1, 2, 3), side(t, cfg, -scale, batch, nil, 0, 1, 2, 3)
+			one, many := side(t, cfg, scale, batch, nil), side(t, cfg, -scale, batch, nil)
 			r := &Report{Tolerance: 1e-5, Ranks: 2}
 			if _, err := r.compareGradients(cfg, one, many); err != nil || (len(r.Differences) == 0) != right {
 				t.Errorf("gradients of about %v: %v, %v", scale, err, r.Differences)
