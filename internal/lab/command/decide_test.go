@@ -1,7 +1,6 @@
 package command
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -33,6 +32,40 @@ func (s slowFlash) Call(c planner.Call) float64 {
 	return s.perPair.Call(c)
 }
 
+// costsOf returns costs for every machine; nil: unknown.
+func costsOf(c planner.Costs) func(machine.Machine, int, int) planner.Costs {
+	return func(machine.Machine, int, int) planner.Costs { return c }
+}
+
+// assumed returns a machine in the form of --assume.
+func assumed(t *testing.T, properties string) machine.Machine {
+	t.Helper()
+	m, err := machine.Assume(strings.Fields(properties))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// planned decodes the JSON of cprun plan into to; nil: it returns the verbose text.
+func planned(t *testing.T, path, assume string, costs func(machine.Machine, int, int) planner.Costs, to any,
+	set ...string) string {
+	t.Helper()
+	var out strings.Builder
+	_, err := Plan("../../../examples/bench/"+path, PlanOptions{
+		Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr,
+			Costs: costs},
+		Set: set, Assume: []string{assume}, JSON: to != nil, Verbose: to == nil,
+	})
+	if err == nil && to != nil {
+		err = json.Unmarshal([]byte(out.String()), to)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
 // `cprun plan` shows the choice by costs, and without costs follows the rules.
 func TestPlanGoesByCosts(t *testing.T) {
 	for _, c := range []struct {
@@ -40,7 +73,7 @@ func TestPlanGoesByCosts(t *testing.T) {
 		want  string
 	}{
 		{nil, ""},
-		{func(machine.Machine, int, int) planner.Costs { return nil }, ""},
+		{costsOf(nil), ""},
 		{func(_ machine.Machine, ranks, perHost int) planner.Costs {
 			if ranks != 8 || perHost != 8 {
 				t.Errorf("%d ranks, %d a host", ranks, perHost)
@@ -48,50 +81,29 @@ func TestPlanGoesByCosts(t *testing.T) {
 			return perPair{}
 		}, "choice      by the costs of this machine"},
 	} {
-		var out bytes.Buffer
-		_, err := Plan("../../../examples/bench/llama-3.2-3b-32k.yaml", PlanOptions{
-			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out,
-				Stderr: os.Stderr, Costs: c.costs},
-			Set: []string{"parallel.algorithm=auto"}, Assume: []string{"arch=sm90,gpus=8"}, Verbose: true,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.Contains(out.String(), "choice      "); got != (c.want != "") ||
-			!strings.Contains(out.String(), c.want) {
-			t.Errorf("want %q in\n%s", c.want, out.String())
+		text := planned(t, "llama-3.2-3b-32k.yaml", "arch=sm90,gpus=8", c.costs, nil, "parallel.algorithm=auto")
+		if got := strings.Contains(text, "choice      "); got != (c.want != "") || !strings.Contains(text, c.want) {
+			t.Errorf("want %q in\n%s", c.want, text)
 		}
 	}
 }
 
 // A backend chosen by costs is not reported as requested; a requested one is.
 func TestPlanSaysWhoTookTheBackend(t *testing.T) {
-	reason := func(set ...string) (reason, took string) {
-		var out strings.Builder
-		_, err := Plan("../../../examples/bench/llama-3.2-3b-128k.yaml", PlanOptions{
-			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out,
-				Stderr: os.Stderr,
-				Costs:  func(machine.Machine, int, int) planner.Costs { return slowFlash{} }},
-			Set: append(set, "data.seq_len=16K"), Assume: []string{"gpu=h200,cudnn=9.19.0"}, JSON: true,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+	for set, want := range map[string][2]string{
+		"attention.backend=auto": {"the fastest by the costs of this machine, where the rules have flash",
+			"fused for flash"},
+		"attention.backend=fused": {"asked for", " for "},
+	} {
 		var p struct {
 			Choice    struct{ Backend, Ruled string }
 			Attention struct{ Backend, Reason string }
 		}
-		if err := json.Unmarshal([]byte(out.String()), &p); err != nil || p.Attention.Backend != "fused" {
-			t.Fatalf("%+v, %v", p, err)
+		planned(t, "llama-3.2-3b-128k.yaml", "gpu=h200,cudnn=9.19.0", costsOf(slowFlash{}), &p, set, "data.seq_len=16K")
+		if got := [2]string{p.Attention.Reason, p.Choice.Backend + " for " + p.Choice.Ruled}; got != want ||
+			p.Attention.Backend != "fused" {
+			t.Errorf("%s: %+v, want %q", set, p, want)
 		}
-		return p.Attention.Reason, p.Choice.Backend + " for " + p.Choice.Ruled
-	}
-	if why, took := reason(); why != "the fastest by the costs of this machine, where the rules have flash" ||
-		took != "fused for flash" {
-		t.Errorf("%q, %q", why, took)
-	}
-	if why, took := reason("attention.backend=fused"); why != "asked for" || took != " for " {
-		t.Errorf("%q, %q", why, took)
 	}
 }
 
@@ -99,15 +111,6 @@ func TestPlanSaysWhoTookTheBackend(t *testing.T) {
 func TestMarginGoesWithTheBackend(t *testing.T) {
 	for gpu, want := range map[string]string{"gpu=h200,cudnn=9.19.0": "flash 16", "arch=sm90,cudnn=9.19.0": "flash 16",
 		"arch=sm100,cudnn=9.19.0": "fused 0"} {
-		var out bytes.Buffer
-		_, err := Plan("../../../examples/bench/llama-3.2-3b-128k.yaml", PlanOptions{
-			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out,
-				Stderr: os.Stderr},
-			Set: []string{"data.seq_len=16K", "attention.sm_margin=16"}, Assume: []string{gpu}, JSON: true,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		var p struct {
 			Config struct {
 				Attention struct {
@@ -116,9 +119,7 @@ func TestMarginGoesWithTheBackend(t *testing.T) {
 				}
 			}
 		}
-		if err := json.NewDecoder(&out).Decode(&p); err != nil {
-			t.Fatal(err)
-		}
+		planned(t, "llama-3.2-3b-128k.yaml", gpu, nil, &p, "data.seq_len=16K", "attention.sm_margin=16")
 		if a := p.Config.Attention; fmt.Sprint(a.Backend, " ", a.Margin) != want {
 			t.Errorf("%s: %+v, want %s", gpu, a, want)
 		}

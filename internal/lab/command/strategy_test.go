@@ -112,8 +112,7 @@ func comparable(s ring.Strategy) ring.Strategy {
 
 // Training, cprun plan, bench attention and attention choose the same strategy for the same attention.
 func TestCommandsChooseOneStrategy(t *testing.T) {
-	pairs := func(machine.Machine, int, int) planner.Costs { return perPair{} }
-	cudnn := func(machine.Machine, int, int) planner.Costs { return slowFlash{} }
+	pairs, cudnn := costsOf(perPair{}), costsOf(slowFlash{})
 	const h100, h200 = "gpu=h100,cudnn=9.19.0,gpus=%d", "gpu=h200,cudnn=9.19.0,gpus=%d"
 	for _, a := range []asked{
 		{machine: h200, ranks: 1, window: -1},
@@ -138,7 +137,7 @@ func TestCommandsChooseOneStrategy(t *testing.T) {
 		{machine: "", ranks: 2, window: -1, strategy: ring.Strategy{Backend: "reference"}, backend: "reference"},
 	} {
 		if a.costs == nil && a.machine == "" {
-			a.costs = func(machine.Machine, int, int) planner.Costs { return nil } // ignore this machine's table
+			a.costs = costsOf(nil) // ignore this machine's table
 		}
 		a.same(t)
 	}
@@ -152,10 +151,7 @@ func (a *asked) same(t *testing.T) {
 	var assume []string
 	if a.machine != "" {
 		assume = []string{fmt.Sprintf(a.machine, a.ranks)}
-		var err error
-		if m, err = machine.Assume(assume); err != nil {
-			t.Fatal(err)
-		}
+		m = assumed(t, assume[0])
 	}
 	o.machine = m
 	path, got := a.yaml(t), map[string]ring.Strategy{}
@@ -269,10 +265,7 @@ func TestFlashOnHopper(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, gpu := range []string{"h100", "h200"} {
-			m, err := machine.Assume([]string{"gpu=" + gpu + ",cudnn=9.19.0,gpus=2"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := assumed(t, "gpu="+gpu+",cudnn=9.19.0,gpus=2")
 			o := BenchOptions{Options: Options{Stderr: os.Stderr}}
 			for _, algorithm := range []string{"ring", "allgather", "auto"} {
 				s := s
@@ -304,13 +297,8 @@ func (l longFused) Call(c planner.Call) float64 {
 
 // If rows prefer different backends, all get the backend of the longest row.
 func TestRowsShareABackend(t *testing.T) {
-	m, err := machine.Assume([]string{"gpu=h200,cudnn=9.19.0,gpus=2"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := BenchOptions{Options: Options{Stderr: os.Stderr, Costs: func(machine.Machine, int, int) planner.Costs {
-		return longFused{}
-	}}}
+	m := assumed(t, "gpu=h200,cudnn=9.19.0,gpus=2")
+	o := BenchOptions{Options: Options{Stderr: os.Stderr, Costs: costsOf(longFused{})}}
 	for want, lengths := range map[string][]int{"flash": {2 << 10, 4 << 10}, "fused": {2 << 10, 64 << 10}} {
 		s := bench.AttentionSpec{
 			Seq: lengths, Causal: true, Window: -1, DType: "auto", Backend: "auto",
@@ -333,14 +321,11 @@ func TestRowsShareABackend(t *testing.T) {
 
 // cprun eval chooses by costs, like training.
 func TestEvalGoesByCosts(t *testing.T) {
-	m, err := machine.Assume([]string{"gpu=h200,cudnn=9.19.0,gpus=2"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := assumed(t, "gpu=h200,cudnn=9.19.0,gpus=2")
 	const dir = "../../model/testdata/parity/tiny-llama"
 	for want, costs := range map[string]planner.Costs{"flash": nil, "fused": slowFlash{}} {
 		o := EvalOptions{Data: dir + "/tokens.bin", SeqLen: "64", Options: Options{Stderr: os.Stderr, machine: m}}
-		o.Costs = func(machine.Machine, int, int) planner.Costs { return costs }
+		o.Costs = costsOf(costs)
 		var e evaluation
 		var task job.Train
 		cfg, _, err := o.prepare(t.Context(), dir, 2, &e, &task)

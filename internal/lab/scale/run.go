@@ -24,7 +24,7 @@ import (
 // grace bounds the end of a run after a request. A run ends between steps, and long sequences make long steps.
 const grace = 20 * time.Second
 
-// again is the time in which several signals count as one request.
+// again bounds the time in which several signals count as one request.
 const again = 100 * time.Millisecond
 
 func (s *scale) run(signals *launch.Signals) (int, error) {

@@ -262,7 +262,7 @@ func parsed(v chat.Value) chat.Value {
 	return v
 }
 
-// roles has the names of ShareGPT's.
+// roles maps the names of ShareGPT.
 var roles = map[string]string{"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 
 // message adds a message with the names of keys that templates read.

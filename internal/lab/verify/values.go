@@ -352,10 +352,10 @@ type rawField struct {
 	raw raw
 }
 
-// Fields returns those of raw.
+// Fields returns the fields of raw.
 func (f rawField) Fields() []parquet.Field { return f.raw.Fields() }
 
-// Type returns that of raw.
+// Type returns the type of raw.
 func (f rawField) Type() parquet.Type { return f.raw.Type() }
 
 // parquetValue gives a value of the library the order and the types of the schema.
