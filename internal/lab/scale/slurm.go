@@ -67,11 +67,11 @@ func (s *scale) submit() (int, error) {
 			nodes = max(nodes, int(n))
 		}
 	}
-	command, err := s.taskCommand()
+	task, err := s.taskCommand()
 	if err != nil {
 		return launch.ExitFailed, err
 	}
-	b := batch{Name: jobName(s.e.Name), Dir: s.store.Dir(), Command: command, Nodes: nodes, Last: len(shares) - 1}
+	b := batch{Name: jobName(s.e.Name), Dir: s.store.Dir(), Command: task, Nodes: nodes, Last: len(shares) - 1}
 	if strings.ContainsAny(b.Dir, "\n\r %") {
 		return 0, inputf("--out: %s contains a space, a %% or a line break, which batch scripts cannot name; name "+
 			"another directory", terminal.Name(b.Dir))
@@ -99,7 +99,7 @@ func (s *scale) submit() (int, error) {
 	gather, err := s.sbatch(gatherScript.Name(), append(queueOf(s.Sbatch), "--dependency=afterany:"+array)...)
 	if err != nil {
 		return launch.ExitFailed, fmt.Errorf("%w; job %s runs the cells; after it, gather the results with %s "+
-			"--gather", err, array, command)
+			"--gather", err, array, task)
 	}
 	if !s.Quiet {
 		fmt.Fprintf(s.Stdout, "submitted job %s (%d tasks for %d cells) and job %s (gathers the results in %s)\n",

@@ -319,7 +319,11 @@ func TestFormsAreChecked(t *testing.T) {
 	for found, same := range map[span]bool{{from, to}: false, {0, 0}: false, {from, to - 1}: false, {from + 3, to}: true,
 		{from - 5, to}: true, {from, from + 2}: true} {
 		got := c.formed(whole, []span{found})
-		if want := map[bool]span{false: {from, to}, true: found}[same]; err != nil || got[0] != want {
+		want := span{from, to}
+		if same {
+			want = found
+		}
+		if err != nil || got[0] != want {
 			t.Errorf("found %v: %v, %v, want %v", found, got, err, want)
 		}
 	}
