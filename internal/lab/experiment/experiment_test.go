@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/base/readable"
 )
 
 // load reads an experiment with an existing base.
@@ -188,5 +190,13 @@ func TestCSV(t *testing.T) {
 	}
 	if !reflect.DeepEqual(rows, want) {
 		t.Errorf("got\n%v\nwant\n%v", rows, want)
+	}
+	table := r.Table()
+	head := []string{"data.seq_len", "nproc", "backend", "layout", "recompute", "status", "step s", "tok/s", "GiB"}
+	lines := [][]string{{"128K", "2", "flash", "zigzag", "full", "ok", readable.Number(1e-7), "1,000,000,000",
+		readable.Number(1024)}, {"1", "2", "", "", "", "failed", "", "", ""}}
+	if !slices.Equal(table.Head, head) || !reflect.DeepEqual(table.Rows, lines) || len(table.Notes) != 1 ||
+		!strings.HasPrefix(table.Notes[0], "seq_len=1 nproc=2  failed: a ") {
+		t.Errorf("table %q", table)
 	}
 }
