@@ -20,11 +20,8 @@ func samples() []*message {
 	d := decision{
 		Index: 2, Leader: at, Assignment: w, Payload: []byte("payload"), Secret: []byte("secret"),
 		Tally: tally{
-			Retries: launch.Retries{Max: 3, Done: 1, Reached: 7},
-			Cause:   "x#0",
-			InRow:   1,
-			Lost:    map[string]int{"y#1": 1},
-			Target:  2,
+			Retries: launch.Retries{Max: 3, Done: 1, Reached: 7}, Cause: "x#0", InRow: 1, Lost: map[string]int{"y#1": 1},
+			Target: 2,
 		},
 	}
 	end := d
@@ -60,12 +57,8 @@ func FuzzMessage(f *testing.F) {
 		f.Add(raw)
 	}
 	f.Add([]byte(`{"status":{"index":1},"note":"x"}`))
-	f.Add(
-		[]byte(
-			`{"decided":{"index":1,"leader":{"Name":"a","Addr":"10.0.0.1:1"},"world":{"generation":1,` +
-				`"agents":[{"name":"a"}]}}}`,
-		),
-	)
+	f.Add([]byte(`{"decided":{"index":1,"leader":{"Name":"a","Addr":"10.0.0.1:1"},"world":{"generation":1,` +
+		`"agents":[{"name":"a"}]}}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		m, err := decodeMessage(raw)
 		if err != nil {
@@ -83,24 +76,14 @@ func FuzzMessage(f *testing.F) {
 		a := s.add(simConfig(2, 3), func(c *Config) { c.Port = 1 })
 		b := s.add(simConfig(2, 3), nil)
 		s.until(s.between(3e9, 3e9), s.everyone)
-		for _, x := range []*simAgent{a, b} {
-			other := a
-			if x == a {
-				other = b
-			}
-			x.do(func() { x.coord.receive(other.coord.self.Name, m) })
-		}
+		a.do(func() { a.coord.receive(b.coord.self.Name, m) })
+		b.do(func() { b.coord.receive(a.coord.self.Name, m) })
 	})
 }
 
 func FuzzHello(f *testing.F) {
-	m := newCoordinator(
-		&Config{Program: "v1", Inputs: "x"},
-		Member{Name: "a-1", Host: "a", HostID: "a", NodeRank: -1, NProc: 1, Addr: "10.0.0.1:1"},
-		nil,
-		time.Time{},
-	)
-	raw, err := json.Marshal(helloOf(m))
+	c := newCoordinator(&Config{Program: "v1", Inputs: "x"}, memberOf("a", -1), nil, time.Time{})
+	raw, err := json.Marshal(helloOf(c))
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -1,31 +1,92 @@
 package cluster
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testConfig returns the config of a job of n agents, each with 2 workers.
-func testConfig(t *testing.T, n int) Config {
-	return Config{
-		Job: "test", Key: []byte("0123456789abcdef"), Program: "v1", Inputs: "digest", NodeRank: -1,
-		Min: n, Max: n, NProc: 2,
-		Listen: "127.0.0.1", MaxRestarts: 3, RegroupTimeout: 10 * time.Second,
-		Log: t.Logf,
+// A testJob is a job on hosts a, b and so on, with 2 workers each. It is the run directory of its agents.
+type testJob struct {
+	t      *testing.T
+	n      int
+	port   int // of the rendezvous
+	change func(i int, c *Config)
+	hosts  []*host
+
+	mu     sync.Mutex
+	number int    // guarded by mu; of the newest decision
+	newest []byte // guarded by mu
+}
+
+func newTestJob(t *testing.T, n int, change func(i int, c *Config)) *testJob {
+	t.Parallel()
+	return &testJob{t: t, n: n, port: freePort(t), change: change}
+}
+
+// joinAll starts the agents of a job.
+func joinAll(t *testing.T, n int, change func(i int, c *Config)) *testJob {
+	j := newTestJob(t, n, change)
+	for i := range n {
+		j.join(i)
 	}
+	return j
+}
+
+// join starts agent i, or replaces it.
+func (j *testJob) join(i int) *host {
+	j.t.Helper()
+	name := string(rune('a' + i))
+	cfg := Config{
+		Job: "test", Key: []byte("0123456789abcdef"), Program: "v1", Inputs: "digest", NodeRank: -1,
+		Min: j.n, Max: j.n, NProc: 2, Host: name, HostID: name,
+		Listen: "127.0.0.1", Port: j.port, Seeds: []string{fmt.Sprintf("127.0.0.1:%d", j.port)},
+		MaxRestarts: 3, RegroupTimeout: 10 * time.Second, RunDir: j,
+		Log: func(format string, args ...any) { j.t.Logf(name+": "+format, args...) },
+	}
+	if j.change != nil {
+		j.change(i, &cfg)
+	}
+	m, err := Join(j.t.Context(), cfg)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.t.Cleanup(func() { m.Close(1, "") })
+	h := &host{m, name}
+	if i < len(j.hosts) {
+		j.hosts[i] = h
+	} else {
+		j.hosts = append(j.hosts, h)
+	}
+	return h
+}
+
+// Prepare and Claim implement RunDir.
+func (j *testJob) Prepare(_ context.Context, w Assignment) ([]byte, error) {
+	return fmt.Appendf(nil, "payload %d", w.Generation), nil
+}
+
+func (j *testJob) Claim(_ context.Context, _ []byte, number int, decision []byte) ([]byte, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if decision != nil && number > j.number {
+		j.number, j.newest = number, decision
+	}
+	return j.newest, nil
 }
 
 // freePort returns an unused port.
@@ -62,41 +123,11 @@ func (h *host) leads() bool {
 	return d != nil && d.Leader.Name == h.self.Name
 }
 
-// joinAll starts the agents of a job, on hosts a, b and so on.
-func joinAll(t *testing.T, n int, change func(i int, c *Config)) []*host {
-	t.Helper()
-	port := freePort(t)
-	var hosts []*host
-	for i := range n {
-		hosts = append(hosts, joinOne(t, port, i, n, change))
-	}
-	return hosts
-}
-
-func joinOne(t *testing.T, port, i, n int, change func(i int, c *Config)) *host {
-	t.Helper()
-	cfg := testConfig(t, n)
-	cfg.Host = string(rune('a' + i))
-	cfg.Port, cfg.Seeds = port, []string{fmt.Sprintf("127.0.0.1:%d", port)}
-	cfg.RunDir = runDirOf(port)
-	cfg.Log = func(format string, args ...any) { t.Logf(cfg.Host+": "+format, args...) }
-	if change != nil {
-		change(i, &cfg)
-	}
-	cfg.HostID = cmp.Or(cfg.HostID, cfg.Host)
-	c, err := Join(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close(1, "") })
-	return &host{c, cfg.Host}
-}
-
 // forAll runs f for each host concurrently.
-func forAll(t *testing.T, hosts []*host, f func(h *host) error) {
-	t.Helper()
-	errs := make(chan error, len(hosts))
-	for _, h := range hosts {
+func (j *testJob) forAll(f func(h *host) error) {
+	j.t.Helper()
+	errs := make(chan error, len(j.hosts))
+	for _, h := range slices.Clone(j.hosts) {
 		go func() {
 			err := f(h)
 			if err != nil {
@@ -106,13 +137,13 @@ func forAll(t *testing.T, hosts []*host, f func(h *host) error) {
 			errs <- err
 		}()
 	}
-	for range hosts {
+	for range cap(errs) {
 		if err := <-errs; err != nil {
-			t.Error(err)
+			j.t.Error(err)
 		}
 	}
-	if t.Failed() {
-		t.FailNow()
+	if j.t.Failed() {
+		j.t.FailNow()
 	}
 }
 
@@ -150,39 +181,60 @@ func (h *host) starts(ctx context.Context) (launch.Start, error) {
 	}
 }
 
+// TestJobOfFourNodes checks that the agents of a job agree on its start and its end, over ports that also carry gossip,
+// and that only an asking agent gets the wait states of the others.
 func TestJobOfFourNodes(t *testing.T) {
-	hosts := joinAll(t, 4, nil)
-	ranks := make(chan int, 4)
-	forAll(t, hosts, func(h *host) error {
+	j := joinAll(t, 4, nil)
+	var seen sync.Map
+	j.forAll(func(h *host) error {
 		s, err := h.starts(t.Context())
 		if err != nil {
 			return err
 		}
-		ranks <- s.Ranks.FirstRank
-		if s.Number != 0 || s.Ranks.WorldSize != 8 || string(s.Payload) != "payload 1" || len(s.Secret) != 32 ||
-			s.Listen != "127.0.0.1" {
+		if _, twice := seen.LoadOrStore(s.Ranks.FirstRank, true); twice || s.Ranks.FirstRank%2 != 0 || s.Number != 0 ||
+			s.Ranks.WorldSize != 8 || string(s.Payload) != "payload 1" || len(s.Secret) != 32 || s.Listen != "127.0.0.1" {
 			return fmt.Errorf("start %+v", s)
+		}
+		waitFor(h, func(c *coordinator) bool { return len(c.search.hints) == 3 })
+		if s.Ranks.FirstRank == 2 {
+			h.Publish(launch.News{Ask: true})
+			ranks := map[int]bool{}
+			for range 3 {
+				n := h.hears(t)
+				if len(n.WaitStates) != 1 || n.WaitStates[0].State != "x" {
+					return fmt.Errorf("news %+v, want what a rank waits for", n)
+				}
+				ranks[n.WaitStates[0].Rank] = true
+			}
+			if !maps.Equal(ranks, map[int]bool{0: true, 4: true, 6: true}) {
+				return fmt.Errorf("ranks %v", ranks)
+			}
+		} else {
+			if n := h.hears(t); !n.Ask {
+				return fmt.Errorf("news %+v, want a question", n)
+			}
+			h.Publish(launch.News{WaitStates: []waits.WaitState{{Rank: s.Ranks.FirstRank, State: "x"}}})
 		}
 		v := h.End(t.Context(), launch.Ending{Step: 3})
 		if v.ExitCode != launch.ExitDone || v.Again || v.Err != nil || v.ReportedElsewhere == h.leads() {
 			return fmt.Errorf("verdict %+v", v)
 		}
+		if len(h.News()) > 0 {
+			return fmt.Errorf("news %+v, want no more", <-h.News())
+		}
 		return h.Close(v.ExitCode, "")
 	})
-	seen := map[int]bool{}
-	for range 4 {
-		seen[<-ranks] = true
-	}
-	for r := 0; r < 8; r += 2 {
-		if !seen[r] {
-			t.Errorf("no agent has rank %d", r)
-		}
-	}
 }
 
 // TestTakenRendezvous checks that the agent of the rendezvous takes its port once another process has left it.
 func TestTakenRendezvous(t *testing.T) {
-	other, err := net.Listen("tcp", "127.0.0.1:0")
+	j := newTestJob(t, 2, func(i int, c *Config) {
+		c.NodeRank, c.Meets, c.JoinTimeout = i, i == 0, time.Minute
+		if i == 1 {
+			c.Port = 0
+		}
+	})
+	other, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", j.port))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,18 +246,11 @@ func TestTakenRendezvous(t *testing.T) {
 			put(asked, true)
 		}
 	}()
-	var hosts []*host
-	for i := range 2 {
-		hosts = append(hosts, joinOne(t, other.Addr().(*net.TCPAddr).Port, i, 2, func(i int, c *Config) {
-			c.NodeRank, c.Meets, c.JoinTimeout = i, i == 0, time.Minute
-			if i == 1 {
-				c.Port = 0
-			}
-		}))
-	}
+	j.join(0)
+	j.join(1)
 	<-asked
 	other.Close()
-	forAll(t, hosts, func(h *host) error {
+	j.forAll(func(h *host) error {
 		if _, err := h.starts(t.Context()); err != nil {
 			return err
 		}
@@ -216,24 +261,19 @@ func TestTakenRendezvous(t *testing.T) {
 
 // TestFailureAndRestart checks that a failure on one node ends the start on all, and another follows.
 func TestFailureAndRestart(t *testing.T) {
-	hosts := joinAll(t, 3, nil)
-	forAll(t, hosts, func(h *host) error {
+	joinAll(t, 3, nil).forAll(func(h *host) error {
 		s, err := h.starts(t.Context())
 		if err != nil {
 			return err
 		}
-		e := launch.Ending{Step: 5}
+		f := launch.Failure{Rank: s.Ranks.FirstRank, Host: h.id, Cause: "lost rank 3", Remote: true, Class: 2, Order: 1}
 		if s.Ranks.FirstRank == 2 {
-			rank := 3
-			h.Publish(launch.News{Failed: &rank})
-			e.Failures = []launch.Failure{{Rank: 3, Host: h.id, Cause: "exit status 1", Class: 1, Order: 1}}
+			f = launch.Failure{Rank: 3, Host: h.id, Cause: "exit status 1", Class: 1, Order: 1}
+			h.Publish(launch.News{Failed: &f.Rank})
 		} else if n := h.hears(t); n.Failed == nil || *n.Failed != 3 {
 			return fmt.Errorf("news %+v", n)
-		} else {
-			e.Failures = []launch.Failure{{Rank: s.Ranks.FirstRank, Host: h.id, Cause: "lost rank 3", Remote: true,
-				Class: 2, Order: 1}}
 		}
-		v := h.End(t.Context(), e)
+		v := h.End(t.Context(), launch.Ending{Step: 5, Failures: []launch.Failure{f}})
 		if !v.Again || v.Restarts != 1 {
 			return fmt.Errorf("verdict %+v", v)
 		}
@@ -248,246 +288,75 @@ func TestFailureAndRestart(t *testing.T) {
 	})
 }
 
-// TestLostAgentIsReplaced checks that the others learn at once of a killed agent, and that a new one replaces it.
-func TestLostAgentIsReplaced(t *testing.T) {
-	port := freePort(t)
-	var hosts []*host
-	for i := range 3 {
-		hosts = append(hosts, joinOne(t, port, i, 3, func(i int, c *Config) { c.NodeRank = i }))
-	}
-	forAll(t, hosts, func(h *host) error {
+// TestMeetingPlaceComesBack checks that the others learn at once of a killed leader and elect another, and that a
+// restarted agent at the rendezvous finds the job, takes its rank again, and does not start another job.
+func TestMeetingPlaceComesBack(t *testing.T) {
+	j := joinAll(t, 3, func(i int, c *Config) { c.NodeRank = i })
+	j.forAll(func(h *host) error {
 		if _, err := h.starts(t.Context()); err != nil {
 			return err
 		}
-		if h.id == "c" {
-			h.die()
-			hosts[2] = joinOne(t, port, 2, 3, func(i int, c *Config) { c.NodeRank = 2 })
+		if h.id == "a" {
+			h.closeOnce.Do(func() { h.shut() }) // without a last message, like SIGKILL
+			j.join(0)
 			return nil
 		}
-		n := h.hears(t)
-		if n.Failed == nil || *n.Failed != 4 || n.Lost == "" {
+		if n := h.hears(t); n.Failed == nil || *n.Failed != 0 || n.Lost == "" {
 			return fmt.Errorf("news %+v", n)
 		}
-		t.Log(n.Lost)
 		if v := h.End(t.Context(), launch.Ending{Failures: []launch.Failure{{Remote: true, Class: 3}}}); !v.Again {
 			return fmt.Errorf("verdict %+v", v)
 		}
 		return nil
 	})
-	forAll(t, hosts, func(h *host) error {
+	j.forAll(func(h *host) error {
 		s, err := h.starts(t.Context())
-		if err != nil || s.Number != 1 || s.Ranks.NodeRank != int(h.id[0]-'a') {
-			return fmt.Errorf("start %+v, %v", s, err)
+		if err != nil || s.Number != 1 || h.last().Assignment.Generation != 2 || s.Ranks.NodeRank != int(h.id[0]-'a') {
+			return fmt.Errorf("start %+v, %w", s, err)
 		}
-		if v := h.End(t.Context(), launch.Ending{}); v.ExitCode != 0 {
-			return fmt.Errorf("verdict %+v", v)
+		if h.leads() != (h.id == "b") {
+			return errors.New("it should lead that was next")
 		}
+		h.End(t.Context(), launch.Ending{})
 		return nil
 	})
 }
 
-// die ends an agent like SIGKILL, without a last message.
-func (h *host) die() {
-	h.closeOnce.Do(func() { h.shut() })
-}
-
-// TestLeaderIsLost checks that the others elect another leader and continue.
-func TestLeaderIsLost(t *testing.T) {
-	hosts := joinAll(t, 4, func(i int, c *Config) { c.NodeRank, c.Min = i, 2 })
-	forAll(t, hosts, func(h *host) error {
-		if _, err := h.starts(t.Context()); err != nil {
-			return err
-		}
-		if h.leads() {
-			h.die()
-			return nil
-		}
-		if n := h.hears(t); n.Lost == "" {
-			return fmt.Errorf("news %+v", n)
-		}
-		v := h.End(t.Context(), launch.Ending{Failures: []launch.Failure{{Remote: true, Class: 3}}})
-		if !v.Again {
-			return fmt.Errorf("verdict %+v", v)
-		}
-		s, err := h.starts(t.Context())
-		if err != nil || s.Ranks.WorldSize != 6 {
-			return fmt.Errorf("start %+v, %v", s, err)
-		}
-		if v := h.End(t.Context(), launch.Ending{}); v.ExitCode != 0 {
-			return fmt.Errorf("verdict %+v", v)
-		}
-		return nil
-	})
+// isOver checks that an error of Next is the end of the job, with that status and text.
+func isOver(err error, status int, text string) error {
+	if end := (*launch.Over)(nil); !errors.As(err, &end) || end.ExitCode != status ||
+		!strings.Contains(fmt.Sprint(end.Why, end.Err), text) {
+		return fmt.Errorf("error %v, want status %d and %q", err, status, text)
+	}
+	return nil
 }
 
 func TestOtherInputsAreRefused(t *testing.T) {
-	port := freePort(t)
-	joinOne(t, port, 0, 2, nil)
-	h := joinOne(t, port, 1, 2, func(_ int, c *Config) { c.Inputs = "another" })
-	_, err := h.Next(t.Context())
-	over := (*launch.Over)(nil)
-	if !errors.As(err, &over) || over.ExitCode != launch.ExitInput {
-		t.Fatalf("error %v", err)
-	}
-	t.Log(err)
-}
-
-// TestRankOfAnother checks that an agent with the key that requests a live agent's rank is refused.
-func TestRankOfAnother(t *testing.T) {
-	port := freePort(t)
-	change := func(_ int, c *Config) { c.NodeRank, c.Silence = 0, 300*time.Millisecond }
-	joinOne(t, port, 0, 2, change)
-	h := joinOne(t, port, 1, 2, change)
-	_, err := h.Next(t.Context())
-	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitFailed ||
-		!strings.Contains(err.Error(), "node rank 0 belongs to") {
-		t.Fatalf("error %v", err)
-	}
-}
-
-// TestSpares checks that agents beyond MAX wait, replace lost ones, and end with the job.
-func TestSpares(t *testing.T) {
-	port := freePort(t)
-	change := func(i int, c *Config) { c.Min, c.Max, c.MaxRestarts = 1, 2, 3 }
-	var hosts []*host
-	for i := range 2 {
-		hosts = append(hosts, joinOne(t, port, i, 2, change))
-	}
-	begun := make(chan *host, 2)
-	for _, h := range hosts {
-		go func() {
-			if _, err := h.starts(t.Context()); err != nil {
-				t.Error(err)
-			}
-			begun <- h
-		}()
-	}
-	<-begun
-	<-begun
-	spares := []*host{joinOne(t, port, 2, 2, change), joinOne(t, port, 3, 2, change)}
-	over := make(chan error, 2)
-	for _, h := range spares {
-		go func() {
-			_, err := h.starts(t.Context())
-			if err == nil {
-				h.End(t.Context(), launch.Ending{})
-			}
-			over <- err
-		}()
-	}
-	leader, other := hosts[0], hosts[1]
-	if other.leads() {
-		leader, other = other, leader
-	}
-	waitFor(t, leader, func(m *coordinator) bool { return m.leader != nil && m.leader.joins == 3 })
-	other.die()
-	if n := leader.hears(t); n.Lost == "" {
-		t.Errorf("news %+v", n)
-	}
-	if v := leader.End(t.Context(), launch.Ending{Failures: []launch.Failure{{Remote: true, Class: 3}}}); !v.Again {
-		t.Fatalf("verdict %+v", v)
-	}
-	if s, err := leader.starts(t.Context()); err != nil || s.Ranks.WorldSize != 4 {
-		t.Fatalf("start %+v, %v", s, err)
-	}
-	if v := leader.End(t.Context(), launch.Ending{}); v.ExitCode != 0 {
-		t.Fatalf("verdict %+v", v)
-	}
-	ends := 0
-	for range spares {
-		err := <-over
-		if gone := (*launch.Over)(nil); errors.As(err, &gone) && gone.ExitCode == launch.ExitDone {
-			ends++
-		} else if err != nil {
-			t.Error(err)
-		}
-	}
-	if ends != 1 {
-		t.Errorf("%d spares were told that the job is done, want 1", ends)
+	j := joinAll(t, 2, func(i int, c *Config) { c.Inputs = fmt.Sprint("inputs ", i) })
+	_, err := j.hosts[1].Next(t.Context())
+	if err := isOver(err, launch.ExitInput, ""); err != nil {
+		t.Error(err)
 	}
 }
 
 // waitFor waits for a state of the agent's coordinator.
-func waitFor(t *testing.T, h *host, is func(*coordinator) bool) {
-	t.Helper()
-	for {
-		got := make(chan bool, 1)
+func waitFor(h *host, is func(*coordinator) bool) {
+	for got := make(chan bool); ; time.Sleep(10 * time.Millisecond) {
 		h.calls.put(func() { got <- is(h.coord) })
 		if <-got {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
-}
-
-// TestNotEnoughNodes checks that the error names the present and the missing nodes.
-func TestNotEnoughNodes(t *testing.T) {
-	hosts := joinAll(
-		t,
-		2,
-		func(i int, c *Config) { c.NodeRank, c.Min, c.Max, c.JoinTimeout = i, 3, 3, 500*time.Millisecond },
-	)
-	forAll(t, hosts, func(h *host) error {
-		_, err := h.Next(t.Context())
-		over := (*launch.Over)(nil)
-		if !errors.As(err, &over) || over.ExitCode != launch.ExitFailed ||
-			!containsAll(err.Error(), "2 of at least 3", "500ms", "a, b", ": 2") {
-			return fmt.Errorf("error %v", err)
-		}
-		return h.Close(1, "")
-	})
-}
-
-// TestNobodyThere checks the error without an agent at the rendezvous.
-func TestNobodyThere(t *testing.T) {
-	h := joinOne(t, freePort(t), 0, 2, func(_ int, c *Config) { c.Port, c.JoinTimeout = 0, 3*time.Second })
-	if _, err := h.Next(t.Context()); err == nil || !strings.Contains(err.Error(), "connection refused") {
-		t.Errorf("error %v", err)
-	}
-}
-
-// TestNoQuorum checks that a side without a quorum ends with an error.
-func TestNoQuorum(t *testing.T) {
-	hosts := joinAll(t, 3, func(i int, c *Config) { c.NodeRank, c.Min, c.RegroupTimeout = i, 1, time.Second })
-	forAll(t, hosts, func(h *host) error {
-		if _, err := h.starts(t.Context()); err != nil {
-			return err
-		}
-		if h.id != "b" {
-			h.die()
-			return nil
-		}
-		h.hears(t)
-		v := h.End(t.Context(), launch.Ending{Failures: []launch.Failure{{Remote: true, Class: 3}}})
-		if v.Again {
-			_, err := h.Next(t.Context())
-			over := (*launch.Over)(nil)
-			if !errors.As(err, &over) {
-				return fmt.Errorf("error %w", err)
-			}
-			v.Result = over.Result
-			v.Err = errors.New(over.Why)
-		}
-		text := fmt.Sprint(v.Err, v.Notes)
-		if v.ExitCode != launch.ExitFailed || !strings.Contains(text, "this side has 1 of 3 nodes") {
-			return fmt.Errorf("verdict %+v", v)
-		}
-		if v.First != nil && (v.First.Rank != 0 || v.First.Ranks != 2 || v.First.Host != "a") {
-			return fmt.Errorf("the first failure is %+v, want the loss of the one that led", v.First)
-		}
-		return nil
-	})
 }
 
 // TestStopBeforeTheStart checks that a stop between starts ends the job for all with status 75.
 func TestStopBeforeTheStart(t *testing.T) {
-	hosts := joinAll(t, 2, func(i int, c *Config) { c.Min, c.Max = 3, 3 })
-	waitFor(t, hosts[0], func(m *coordinator) bool { return m.leader != nil && m.leader.joins == 1 })
-	go hosts[1].Close(launch.ExitStopped, "")
-	_, err := hosts[0].Next(t.Context())
-	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitStopped ||
-		!strings.Contains(err.Error(), "node b was asked to stop") {
-		t.Errorf("error %v", err)
+	j := joinAll(t, 2, func(i int, c *Config) { c.Min, c.Max = 3, 3 })
+	waitFor(j.hosts[0], func(m *coordinator) bool { return m.leader != nil && m.leader.joins == 1 })
+	go j.hosts[1].Close(launch.ExitStopped, "")
+	_, err := j.hosts[0].Next(t.Context())
+	if err := isOver(err, launch.ExitStopped, "node b was asked to stop"); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -502,19 +371,11 @@ func (p preparing) Prepare(context.Context, Assignment) ([]byte, error) { return
 // TestPrepareFails checks that an error of Prepare ends the job on all nodes with the reason.
 func TestPrepareFails(t *testing.T) {
 	tooSmall := errors.New("the world is too small")
-	hosts := joinAll(t, 2, func(_ int, c *Config) {
+	joinAll(t, 2, func(_ int, c *Config) {
 		c.RunDir = preparing{c.RunDir, func() error { return tooSmall }}
-	})
-	forAll(t, hosts, func(h *host) error {
+	}).forAll(func(h *host) error {
 		_, err := h.Next(t.Context())
-		over := (*launch.Over)(nil)
-		switch {
-		case !errors.As(err, &over) || over.ExitCode != launch.ExitFailed:
-			return fmt.Errorf("error %w", err)
-		case over.Err == nil && !strings.Contains(over.Why, tooSmall.Error()), over.Err != nil && over.Err != tooSmall:
-			return fmt.Errorf("result %+v, %q", over.Result, over.Why)
-		}
-		return h.Close(1, "")
+		return isOver(err, launch.ExitFailed, tooSmall.Error())
 	})
 }
 
@@ -527,7 +388,7 @@ func TestPrepareThatHangsIsLeft(t *testing.T) {
 			<-release
 			return nil
 		}}
-	})[0]
+	}).hosts[0]
 	t.Cleanup(func() { close(release); h.group.Wait() })
 	ctx, cancel := context.WithCancel(t.Context())
 	go h.Next(ctx) // ended by cancel
@@ -540,58 +401,8 @@ func TestPrepareThatHangsIsLeft(t *testing.T) {
 
 // TestNamesDiffer checks that two agents of one host have different names.
 func TestNamesDiffer(t *testing.T) {
-	a, b := joinOne(t, freePort(t), 0, 1, nil), joinOne(t, freePort(t), 0, 1, nil)
-	if a.self.Host != b.self.Host || a.self.Name == b.self.Name {
-		t.Errorf("agents %+v and %+v", a.self, b.self)
+	j := newTestJob(t, 2, nil)
+	if a, b := j.join(0).self, j.join(0).self; a.Host != b.Host || a.Name == b.Name {
+		t.Errorf("agents %+v and %+v", a, b)
 	}
-}
-
-// TestMeetingPlaceComesBack checks that a restarted agent at the rendezvous finds the job and does not start another.
-func TestMeetingPlaceComesBack(t *testing.T) {
-	port := freePort(t)
-	change := func(i int, c *Config) { c.NodeRank = i }
-	hosts := []*host{joinOne(t, port, 0, 3, change), joinOne(t, port, 1, 3, change), joinOne(t, port, 2, 3, change)}
-	forAll(t, hosts, func(h *host) error {
-		if _, err := h.starts(t.Context()); err != nil {
-			return err
-		}
-		if h.id == "a" {
-			h.die()
-			hosts[0] = joinOne(t, port, 0, 3, change)
-			return nil
-		}
-		h.hears(t)
-		if v := h.End(t.Context(), launch.Ending{Failures: []launch.Failure{{Remote: true, Class: 3}}}); !v.Again {
-			return fmt.Errorf("verdict %+v", v)
-		}
-		return nil
-	})
-	forAll(t, hosts, func(h *host) error {
-		s, err := h.starts(t.Context())
-		if err != nil || s.Number != 1 || h.last().Assignment.Generation != 2 || s.Ranks.NodeRank != int(h.id[0]-'a') {
-			return fmt.Errorf("start %+v, %w", s, err)
-		}
-		if h.leads() != (h.id == "b") {
-			return errors.New("it should lead that was next")
-		}
-		h.End(t.Context(), launch.Ending{})
-		return nil
-	})
-}
-
-// TestLastCall checks that fewer than MAX agents start after LastCall.
-func TestLastCall(t *testing.T) {
-	hosts := joinAll(t, 2, func(_ int, c *Config) { c.Min, c.Max, c.LastCall = 1, 4, 400*time.Millisecond })
-	forAll(t, hosts, func(h *host) error {
-		s, err := h.starts(t.Context())
-		if err != nil || s.Ranks.WorldSize != 4 {
-			return fmt.Errorf("start %+v, %w", s, err)
-		}
-		h.End(t.Context(), launch.Ending{})
-		return nil
-	})
-}
-
-func containsAll(text string, parts ...string) bool {
-	return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(text, p) })
 }

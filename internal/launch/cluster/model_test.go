@@ -20,6 +20,7 @@ var modelDepth = flag.Int("model.depth", 5, "events in a row that TestAllInterle
 // claims and answers. In every state, all agents that know a decision know the one in the run directory, and no agent
 // begins another start.
 func TestAllInterleavings(t *testing.T) {
+	t.Parallel()
 	type path []string
 	// Agent a claims the next start; then the run directory has it, unknown to b and c.
 	claimed := path{"arrive c a", "arrive a b", "arrive b a", "arrive a b", "arrive a c", "tick a"}
@@ -96,8 +97,7 @@ func newModel() *model {
 		cfg := simConfig(1, 3)
 		cfg.Host, cfg.HostID, cfg.Seeds = name, name, []string{addrOf("a")}
 		a := &modelAgent{model: w, queues: map[string][]*message{}}
-		self := Member{Name: name, Host: name, HostID: name, NodeRank: -1, NProc: 1, Addr: addrOf(name)}
-		a.coord = newCoordinator(&cfg, self, a, time.Unix(0, 0))
+		a.coord = newCoordinator(&cfg, memberOf(name, -1), a, time.Unix(0, 0))
 		w.agents[name] = a
 		a.coord.next()
 	}
@@ -320,11 +320,7 @@ func (a *modelAgent) news(n launch.News) {
 	if n.Failed == nil && n.Lost == "" {
 		return
 	}
-	a.later = append(a.later, func() {
-		rank := a.coord.world().firstRank(a.coord.self.Name)
-		a.coord.onLocalEnd(launch.Ending{Step: int64(a.coord.index),
-			Failures: []launch.Failure{{Rank: rank, Remote: true, Class: 3, Order: 1}}})
-	})
+	a.later = append(a.later, func() { a.coord.onLocalEnd(victimOf(a.coord, int64(a.coord.index))) })
 }
 
 func (a *modelAgent) verdict(v launch.Verdict) {

@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cprun/cprun/internal/launch"
 )
@@ -200,6 +202,46 @@ func TestMergeBlames(t *testing.T) {
 		e := r.merge("a", false)
 		if len(e.Failures) == 0 || e.Failures[0].Rank != c.want {
 			t.Errorf("%s: %+v", c.name, e.Failures)
+		}
+	}
+}
+
+// TestMergeKeepsTheEndings checks that merging leaves the agents' endings as they are, and which error counts.
+func TestMergeKeepsTheEndings(t *testing.T) {
+	own := errors.New("its own")
+	w := assignmentOf(1, "a:0 b:1")
+	r := newRecord(&w, time.Unix(0, 0))
+	a := launch.Ending{Err: own, Failures: []launch.Failure{{Rank: 0, Order: 1}}}
+	r.end("a", &ended{Ending: a, Fault: "node a"}, time.Unix(1, 0))
+	r.end("b", &ended{Ending: launch.Ending{Failures: []launch.Failure{{Rank: 2, Order: 1}}}}, time.Unix(2, 0))
+	for range 2 {
+		if e := r.merge("a", true); e.Err != own || !e.Quiet || len(e.Failures) != 2 || e.Failures[0].Order != 1<<32+1 {
+			t.Errorf("%+v", e)
+		}
+	}
+	if r.merge("b", true).Quiet || r.merge("a", false).Quiet {
+		t.Error("an error is quiet that its launcher does not know")
+	}
+}
+
+// TestTooFew checks which nodes the reason names if too few have joined.
+func TestTooFew(t *testing.T) {
+	for _, c := range []struct {
+		joined string
+		least  int
+		want   string
+	}{
+		{"b@y:2 a@x:0", 4, "only 2 of at least 4 nodes joined in 1m0s: x, y; missing node ranks: 1, 3"},
+		{"b@y:2 a@x:0 c", 4, "only 3 of at least 4 nodes joined in 1m0s: c, x, y"}, // c has no rank yet
+		{"", 100, "only 0 of at least 100 nodes joined in 1m0s: ; missing node ranks: " +
+			"0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15"},
+	} {
+		var joined []candidate
+		for _, m := range members(c.joined) {
+			joined = append(joined, candidate{Member: m})
+		}
+		if got := tooFew(joined, c.least, time.Minute); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/launch"
 )
 
 // simConfig returns the config of a job with least to most nodes.
@@ -30,19 +32,36 @@ func (s *sim) everyone() bool {
 	return true
 }
 
-func TestSimulatedJobWithoutFaults(t *testing.T) {
-	for n := 1; n <= 40; n += 3 {
-		s := newSim(uint64(n))
-		cfg := simConfig(n, n)
-		for i := range n {
-			s.add(cfg, func(c *Config) { c.Port = max(0, 1-i) })
-		}
-		s.until(10*time.Minute, s.everyone)
-		for _, a := range s.agents {
-			if a.status != 0 {
-				t.Fatalf("%d agents: %s ended with %d: %s\n%v", n, a.coord.self.Name, a.status, a.why, s.faults)
+// newSimJob starts n agents of a job of least to n nodes. Agent 0 is at the rendezvous.
+func newSimJob(seed uint64, least, n int, ranked bool) *sim {
+	s := newSim(seed)
+	for i := range n {
+		s.add(simConfig(least, n), func(c *Config) {
+			c.Port = max(0, 1-i)
+			if ranked {
+				c.NodeRank = i
 			}
+		})
+	}
+	s.silence()
+	return s
+}
+
+// endsWell runs a job and checks that all agents end with status 0, except one.
+func (s *sim) endsWell(t *testing.T, except *simAgent) {
+	t.Helper()
+	s.until(10*time.Minute, s.everyone)
+	for _, a := range s.agents {
+		if a != except && a.status != 0 || len(s.faults) > 0 {
+			t.Fatalf("of %d agents %s ended with %d: %s\n%v", len(s.agents), a.coord.self.Name, a.status, a.why, s.faults)
 		}
+	}
+}
+
+func TestSimulatedJobWithoutFaults(t *testing.T) {
+	t.Parallel()
+	for n := 1; n <= 40; n += 3 {
+		newSimJob(uint64(n), n, n, false).endsWell(t, nil)
 	}
 }
 
@@ -168,7 +187,7 @@ func (s *sim) divide(cut func(x, y *simAgent) bool) {
 func (a *simAgent) workerFails() {
 	a.do(func() {
 		if rank := a.coord.world().firstRank(a.coord.self.Name); a.coord.caller.running {
-			n := news(rank)
+			n := launch.News{Failed: &rank}
 			a.coord.publish(n)
 			a.news(n)
 		}
@@ -198,6 +217,7 @@ func few(n uint64) uint64 {
 
 // TestRandomFaults runs one job for each seed. make simulate-cluster runs more of them.
 func TestRandomFaults(t *testing.T) {
+	t.Parallel()
 	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
 		if err := chaos(seed, nil); err != nil {
 			t.Errorf("seed %d: %v", seed, err)
@@ -214,17 +234,19 @@ var (
 	firstSeed = flag.Uint64("first-seed", 0, "that of the first of them")
 )
 
+// cutOff closes all links of an agent until d has passed.
+func (s *sim) cutOff(a *simAgent, d time.Duration) {
+	s.cut = func(x, y *simAgent) bool { return (x == a) != (y == a) }
+	s.after(d, func() { s.cut = nil })
+}
+
 // TestOneFaultIsSurvived checks that no single fault of a node prevents the end of a job with at least three nodes that
 // may lose one.
 func TestOneFaultIsSurvived(t *testing.T) {
+	t.Parallel()
 	for seed := range few(150) {
-		s := newSim(seed)
-		n := 3 + s.rand.IntN(5)
-		cfg := simConfig(n-1, n)
-		for i := range n {
-			s.add(cfg, func(c *Config) { c.Port = max(0, 1-i) })
-		}
-		s.silence()
+		n := 3 + int(seed/4%5)
+		s := newSimJob(seed, n-1, n, false)
 		s.until(4*time.Second, func() bool { return false })
 		a := s.agents[s.rand.IntN(n)]
 		switch seed % 4 {
@@ -236,34 +258,16 @@ func TestOneFaultIsSurvived(t *testing.T) {
 		case 2:
 			a.workerFails()
 		case 3:
-			s.cut = func(x, y *simAgent) bool { return (x == a) != (y == a) }
-			s.after(30*time.Second, func() { s.cut = nil })
+			s.cutOff(a, 30*time.Second)
 		}
-		s.until(10*time.Minute, s.everyone)
-		for _, b := range s.agents {
-			if b != a && b.status != 0 || len(s.faults) > 0 { // a may miss the end
-				t.Fatalf(
-					"seed %d: of %d agents %s ended with %d: %s\n%v",
-					seed,
-					n,
-					b.coord.self.Name,
-					b.status,
-					b.why,
-					s.faults,
-				)
-			}
-		}
+		s.endsWell(t, a) // a may miss the end
 	}
 }
 
 // TestNodeThatFailsIsLeftOut checks that a node whose workers repeatedly fail first is left out, and the job ends with
 // 0.
 func TestNodeThatFailsIsLeftOut(t *testing.T) {
-	s := newSim(1)
-	cfg := simConfig(2, 3)
-	for i := range 3 {
-		s.add(cfg, func(c *Config) { c.Port, c.NodeRank = max(0, 1-i), i })
-	}
+	s := newSimJob(1, 2, 3, true)
 	bad := s.agents[1]
 	var fails func()
 	fails = func() {
@@ -273,11 +277,10 @@ func TestNodeThatFailsIsLeftOut(t *testing.T) {
 		}
 	}
 	s.after(2*time.Second, fails)
-	s.until(10*time.Minute, s.everyone)
+	s.endsWell(t, nil)
 	for _, a := range s.agents {
-		last := a.coord.world()
-		if a.status != 0 || len(last.Members) != 2 || last.index(bad.coord.self.Name) >= 0 {
-			t.Errorf("%s ended with %d (%s) in a world of %d", a.coord.self.Name, a.status, a.why, len(last.Members))
+		if last := a.coord.world(); len(last.Members) != 2 || last.index(bad.coord.self.Name) >= 0 {
+			t.Errorf("%s ended in a world of %d", a.coord.self.Name, len(last.Members))
 		}
 	}
 }
@@ -285,31 +288,13 @@ func TestNodeThatFailsIsLeftOut(t *testing.T) {
 // TestCutIsHealed checks that a job that needs all agents waits for one that is unreachable for some seconds, the
 // leader or another, and continues.
 func TestCutIsHealed(t *testing.T) {
+	t.Parallel()
 	for seed := range few(200) {
-		s := newSim(seed)
-		n := 3 + s.rand.IntN(5)
-		cfg := simConfig(n, n)
-		for i := range n {
-			s.add(cfg, func(c *Config) { c.Port, c.NodeRank = max(0, 1-i), i })
-		}
-		s.silence()
+		n := 3 + int(seed%5)
+		s := newSimJob(seed, n, n, true)
 		s.until(4*time.Second, func() bool { return false })
 		a := s.agents[s.rand.IntN(2)*s.rand.IntN(n)]
-		s.cut = func(x, y *simAgent) bool { return (x == a) != (y == a) }
-		s.after(s.between(2*time.Second, 40*time.Second), func() { s.cut = nil })
-		s.until(10*time.Minute, s.everyone)
-		for _, b := range s.agents {
-			if b.status != 0 || len(s.faults) > 0 {
-				t.Fatalf(
-					"seed %d: of %d agents %s ended with %d: %s\n%v",
-					seed,
-					n,
-					b.coord.self.Name,
-					b.status,
-					b.why,
-					s.faults,
-				)
-			}
-		}
+		s.cutOff(a, s.between(2*time.Second, 40*time.Second))
+		s.endsWell(t, nil)
 	}
 }

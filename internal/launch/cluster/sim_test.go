@@ -1,11 +1,11 @@
 package cluster
 
 import (
-	"container/heap"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/cprun/cprun/internal/launch"
@@ -17,8 +17,7 @@ import (
 type sim struct {
 	rand           *rand.Rand
 	now            time.Time
-	queue          timeline
-	serial         int
+	queue          []simEvent // by time
 	agents         []*simAgent
 	byAddr         map[string]*simAgent
 	cut            func(from, to *simAgent) bool // nil: no link is cut
@@ -40,24 +39,8 @@ type simStart struct {
 
 // A simEvent happens at a time.
 type simEvent struct {
-	at     time.Time
-	serial int
-	do     func()
-}
-
-type timeline []simEvent
-
-func (q timeline) Len() int { return len(q) }
-func (q timeline) Less(i, j int) bool {
-	return q[i].at.Before(q[j].at) || q[i].at.Equal(q[j].at) && q[i].serial < q[j].serial
-}
-func (q timeline) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *timeline) Push(x any)   { *q = append(*q, x.(simEvent)) }
-func (q *timeline) Pop() any {
-	old := *q
-	e := old[len(old)-1]
-	*q = old[:len(old)-1]
-	return e
+	at time.Time
+	do func()
 }
 
 func newSim(seed uint64) *sim {
@@ -69,15 +52,20 @@ func newSim(seed uint64) *sim {
 
 // after schedules do in d.
 func (s *sim) after(d time.Duration, do func()) {
-	s.serial++
-	heap.Push(&s.queue, simEvent{s.now.Add(d), s.serial, do})
+	at := s.now.Add(d)
+	i := len(s.queue)
+	for i > 0 && s.queue[i-1].at.After(at) { // after events of the same time
+		i--
+	}
+	s.queue = slices.Insert(s.queue, i, simEvent{at, do})
 }
 
 // until runs for d, or until done returns true.
 func (s *sim) until(d time.Duration, done func() bool) {
 	end := s.now.Add(d)
 	for len(s.queue) > 0 && !done() && s.queue[0].at.Before(end) && len(s.faults) == 0 {
-		e := heap.Pop(&s.queue).(simEvent)
+		e := s.queue[0]
+		s.queue = s.queue[1:]
 		s.now = e.at
 		e.do()
 	}
@@ -142,11 +130,8 @@ func (s *sim) add(cfg Config, change func(*Config)) *simAgent {
 		a.cfg.HostID = a.cfg.Host
 	}
 	a.coord = newCoordinator(&a.cfg, Member{
-		Name: fmt.Sprintf(
-			"%s-%03d",
-			a.cfg.Host,
-			n,
-		), Host: a.cfg.Host, HostID: a.cfg.HostID, NodeRank: a.cfg.NodeRank, NProc: a.cfg.NProc, Addr: addr,
+		Name: fmt.Sprintf("%s-%03d", a.cfg.Host, n), Host: a.cfg.Host, HostID: a.cfg.HostID,
+		NodeRank: a.cfg.NodeRank, NProc: a.cfg.NProc, Addr: addr,
 	}, a, s.now)
 	s.agents = append(s.agents, a)
 	s.byAddr[addr] = a
@@ -187,15 +172,7 @@ func (a *simAgent) do(f func()) {
 func (a *simAgent) learned() {
 	raw, _ := json.Marshal(a.coord.last)
 	d := a.coord.last
-	a.trace(
-		"%v %s learns decision %d: end %v, %d agents by %s",
-		a.now.Unix(),
-		a.coord.self.Name,
-		d.Index,
-		d.End != nil,
-		len(d.Assignment.Members),
-		d.Leader.Name,
-	)
+	a.trace("%v %s learns %s", a.now.Unix(), a.coord.self.Name, d.text())
 	if other, ok := a.decided[d.Index]; ok && other != string(raw) {
 		a.fault("decision %d is both\n%s and\n%s", d.Index, other, raw)
 	}
@@ -264,6 +241,10 @@ func (s *sim) isCut(from, to *simAgent) bool { return s.cut != nil && s.cut(from
 // silence closes silent links. It reschedules itself.
 func (s *sim) silence() {
 	const step = 250 * time.Millisecond
+	s.after(step, s.silence)
+	if s.cut == nil && !slices.ContainsFunc(s.agents, func(a *simAgent) bool { return a.paused }) {
+		return
+	}
 	for _, a := range s.agents {
 		for _, l := range sortedLinks(a) {
 			b := l.other(a)
@@ -280,7 +261,6 @@ func (s *sim) silence() {
 			})
 		}
 	}
-	s.after(step, s.silence)
 }
 
 func sortedLinks(a *simAgent) (links []*simLink) {
@@ -481,14 +461,7 @@ func (a *simAgent) news(n launch.News) {
 	a.drop()
 	run := a.run
 	a.after(a.between(time.Millisecond, 3*time.Second), func() {
-		a.finish(
-			run,
-			launch.Ending{
-				Step: int64(run),
-				Failures: []launch.Failure{{Rank: a.coord.world().firstRank(a.coord.self.Name), Remote: true, Class: 3,
-					Order: 1}},
-			},
-		)
+		a.finish(run, victimOf(a.coord, int64(run)))
 	})
 }
 
@@ -528,21 +501,16 @@ func (a *simAgent) end(status int, why string) {
 func (s *sim) states() (out []string) {
 	for _, a := range s.agents {
 		if !a.dead {
-			out = append(
-				out,
-				fmt.Sprintf(
-					"%s %v of %q, decision %d, local %+v",
-					a.coord.self.Name,
-					a.coord.role,
-					a.coord.follow,
-					a.coord.index,
-					a.coord.caller,
-				),
-			)
+			c := a.coord
+			out = append(out, fmt.Sprintf("%s %v of %q, decision %d, local %+v", c.self.Name, c.role, c.follow, c.index,
+				c.caller))
 		}
 	}
 	return out
 }
 
-// news returns the news of a failed rank.
-func news(rank int) launch.News { return launch.News{Failed: &rank} }
+// victimOf returns the ending of workers that a failure elsewhere has ended.
+func victimOf(c *coordinator, step int64) launch.Ending {
+	rank := c.world().firstRank(c.self.Name)
+	return launch.Ending{Step: step, Failures: []launch.Failure{{Rank: rank, Remote: true, Class: 3, Order: 1}}}
+}
