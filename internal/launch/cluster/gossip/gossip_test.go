@@ -4,11 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
-	"math/rand/v2"
+	"io"
+	"maps"
 	"net"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,344 +20,184 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var key = []byte("a key of thirty-two bytes, or so")
+// A crowd is the agents of a simulated network.
+type crowd struct {
+	t    *testing.T
+	net  *Network
+	here []*agent
+}
 
 // An agent is a member and its host.
 type agent struct {
 	*Members
-	host *Host
+	host Host
 	addr string
-	stop func() // ends its listener
 	gone bool
 
-	accepted, dialed atomic.Int32 // streams
+	listener net.Listener
+	dialed   atomic.Int32 // streams
 }
 
-// start starts an agent of a job on a simulated host. The streams are plain.
-func start(t *testing.T, h *Host, job string, wrap func(net.PacketConn) net.PacketConn) *agent {
-	t.Helper()
-	a := &agent{host: h, addr: h.Addr().String() + ":4000"}
-	packets, err := h.ListenPacket(a.addr)
-	ln, failed := h.Listen(a.addr)
-	if err = errors.Join(err, failed); err != nil {
-		t.Fatal(err)
-	}
-	if wrap != nil {
-		packets = wrap(packets)
-	}
-	dial := func(ctx context.Context, addr string) (net.Conn, error) {
-		a.dialed.Add(1)
-		return h.Dial(ctx, addr)
-	}
-	a.Members, err = Join(Config{Job: job, Key: key, Name: name(h), Packets: packets, Dial: dial})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var accepting sync.WaitGroup
-	accepting.Go(func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
+// simulated runs a test in simulated time, and ends its agents.
+func simulated(t *testing.T, loss float64, test func(t *testing.T, w *crowd)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &crowd{t: t, net: NewNetwork(loss)}
+		defer func() {
+			w.net.SetLinks(nil)
+			for _, a := range w.here {
+				w.leave(a)
 			}
-			a.accepted.Add(1)
+			time.Sleep(10 * time.Second) // pending waits time out
+		}()
+		test(t, w)
+	})
+}
+
+// config returns the config of an agent of a job on a simulated host.
+func (w *crowd) config(host int, job string) Config {
+	h := w.net.Host(host)
+	packets, _ := h.ListenPacket(h.Addr().String() + ":4000")
+	return Config{Job: job, Key: make([]byte, 32), Name: fmt.Sprint("node", host), Packets: packets}
+}
+
+// start starts an agent of a job on a simulated host, with plain streams.
+func (w *crowd) start(host int, job string) *agent {
+	c := w.config(host, job)
+	a := &agent{addr: c.Packets.LocalAddr().String(), host: w.net.Host(host)}
+	var err error
+	c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+		a.dialed.Add(1)
+		return a.host.Dial(ctx, addr)
+	}
+	if a.Members, err = Join(c); err != nil {
+		w.t.Fatal(err)
+	}
+	a.listener, _ = a.host.Listen(a.addr)
+	go func() {
+		for conn, err := a.listener.Accept(); err == nil; conn, err = a.listener.Accept() {
 			a.Accept(conn)
 		}
-	})
-	a.stop = func() {
-		ln.Close()
-		accepting.Wait()
-	}
+	}()
+	w.here = append(w.here, a)
 	return a
 }
 
-func name(h *Host) string { return fmt.Sprintf("n%d", h.Number) }
-
 // leave ends an agent.
-func (a *agent) leave(t *testing.T) {
-	t.Helper()
-	if err := a.Close(); err != nil {
-		t.Error(err)
+func (w *crowd) leave(a *agent) {
+	if err := errors.Join(a.Close(), a.listener.Close()); err != nil {
+		w.t.Error(err)
 	}
-	a.stop()
 	a.gone = true
 }
 
-// await waits until the agent knows exactly these others.
-func (a *agent) await(t *testing.T, hosts ...int) {
-	t.Helper()
-	var want []Peer
-	for _, h := range hosts {
-		want = append(want, Peer{fmt.Sprintf("n%d", h), fmt.Sprintf("10.0.0.%d:4000", h)})
-	}
-	for late := time.After(time.Minute); ; {
-		got := a.Peers()
-		if slices.Equal(got, want) {
-			return
+// gather starts n agents within a second. All meet the first.
+func (w *crowd) gather(n int) {
+	for i := range n {
+		if a := w.start(i, "job"); i > 0 {
+			a.Meet(w.here[0].addr)
 		}
-		select {
-		case <-a.Changed():
-		case <-late:
-			t.Fatalf("%s knows %v, not %v", a.self, got, want)
-		}
+		time.Sleep(time.Second / time.Duration(n))
 	}
 }
 
-// simulated runs a test in simulated time.
-func simulated(t *testing.T, test func(t *testing.T, n *Network)) {
-	synctest.Test(t, func(t *testing.T) {
-		test(t, NewNetwork(1, Conditions{Delay: time.Millisecond}))
-		time.Sleep(10 * time.Second) // pending waits time out
-	})
+// agree waits until all agents know exactly the live ones.
+func (w *crowd) agree(within time.Duration) {
+	w.t.Helper()
+	for begin := time.Now(); !w.agreed(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(begin) > within {
+			w.t.Fatalf("not everybody knows all after %v", within)
+		}
+	}
 }
 
-func TestAgentsFindEachOther(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		var all []*agent
-		for i := range 8 {
-			all = append(all, start(t, n.Host(i), "job", nil))
-			if i > 0 {
-				all[i].Meet(all[0].addr)
-			}
+func (w *crowd) agreed() bool {
+	live := map[string]string{}
+	for _, a := range w.here {
+		if !a.gone {
+			live[a.self] = a.addr
 		}
-		for i, a := range all {
-			a.await(t, slices.DeleteFunc([]int{0, 1, 2, 3, 4, 5, 6, 7}, func(k int) bool { return k == i })...)
+	}
+	for _, a := range w.here {
+		a.mu.Lock()
+		known := maps.Clone(a.peers)
+		a.mu.Unlock()
+		if known[a.self] = a.addr; !a.gone && !maps.Equal(known, live) {
+			return false
 		}
-		all[2].leave(t)
-		for i, a := range all {
-			if i != 2 {
-				a.await(t, slices.DeleteFunc([]int{0, 1, 3, 4, 5, 6, 7}, func(k int) bool { return k == i })...)
-			}
-		}
-		for i, a := range all {
-			if i != 2 {
-				a.leave(t)
-			}
-		}
-	})
+	}
+	return true
 }
 
-// TestMeetTriesAgain checks that an agent meets another that starts later, and then exchanges full state with random
-// agents while there are some.
+// TestMeetTriesAgain checks that an agent meets another that starts later, gives up an absent one, exchanges full state
+// with random agents while there are some, and does not meet a known one again.
 func TestMeetTriesAgain(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		early := start(t, n.Host(1), "job", nil)
-		defer early.leave(t)
-		early.Meet("10.0.0.2:4000")
-		time.Sleep(syncPause)
-		late := start(t, n.Host(2), "job", nil)
-		late.await(t, 1)
-		early.await(t, 2)
-		late.leave(t)
-		early.await(t)
-		time.Sleep(randomSyncs * 2 * syncPause)
-		again := start(t, n.Host(2), "job", nil)
-		defer again.leave(t)
-		early.Meet(again.addr)
-		time.Sleep(randomSyncs * 2 * syncPause)
-		if got := again.accepted.Load(); got < 1+randomSyncs {
-			t.Errorf("%d exchanges, not %d", got, 1+randomSyncs)
-		}
-	})
-}
-
-// TestMeetEnds checks that an agent gives up an absent other, and does not meet a known one again.
-func TestMeetEnds(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		a, b := start(t, n.Host(1), "job", nil), start(t, n.Host(2), "job", nil)
-		defer a.leave(t)
-		defer b.leave(t)
-		a.Meet("10.0.0.3:4000")
+	simulated(t, 0, func(t *testing.T, w *crowd) {
+		early := w.start(1, "job")
+		early.Meet("10.0.0.3:4000")
 		time.Sleep(2 * meetTries * (syncPause + streamTimeout))
-		if got := a.dialed.Load(); got != meetTries {
+		if got := early.dialed.Load(); got != meetTries {
 			t.Errorf("%d attempts, not %d", got, meetTries)
 		}
-		a.Meet(b.addr)
-		a.await(t, 2)
+		early.Meet("10.0.0.2:4000")
+		time.Sleep(syncPause)
+		late := w.start(2, "job")
+		w.agree(time.Minute)
+		w.leave(late)
+		w.agree(time.Minute)
+		time.Sleep(randomSyncs * 2 * syncPause)
+		again := w.start(2, "job")
+		before := early.dialed.Load()
+		early.Meet(again.addr)
+		time.Sleep(randomSyncs * 2 * syncPause)
+		early.Meet(again.addr)
 		synctest.Wait()
-		before := a.dialed.Load()
-		a.Meet(b.addr)
-		synctest.Wait()
-		if got := a.dialed.Load(); got != before {
-			t.Errorf("%d more attempts to meet a known agent", got-before)
-		}
-	})
-}
-
-// TestLeaveIsKnownAtOnce checks that others need no timeout to notice an agent that leaves.
-func TestLeaveIsKnownAtOnce(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		a, b := start(t, n.Host(1), "job", nil), start(t, n.Host(2), "job", nil)
-		defer a.leave(t)
-		b.Meet(a.addr)
-		a.await(t, 2)
-		b.leave(t)
-		time.Sleep(100 * time.Millisecond)
-		if got := a.Peers(); len(got) > 0 {
-			t.Errorf("still knows %v", got)
+		if got := early.dialed.Load() - before; got < 1+randomSyncs || got > 2+randomSyncs {
+			t.Errorf("%d exchanges, not %d: one meeting, and random ones", got, 1+randomSyncs)
 		}
 	})
 }
 
 // TestChangesAreCollected checks that changes within notifyDelay make one notification.
 func TestChangesAreCollected(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		a := start(t, n.Host(1), "job", nil)
-		defer a.leave(t)
+	simulated(t, 0, func(t *testing.T, w *crowd) {
+		a := w.start(1, "job")
+		time.Sleep(time.Second)
+		for len(a.Changed()) > 0 {
+			<-a.Changed()
+		}
 		for range 3 {
-			time.Sleep(notifyDelay)
-			synctest.Wait()
-			select {
-			case <-a.Changed():
-			default:
-			}
 			a.change(func() {})
 			time.Sleep(notifyDelay / 2)
 			a.change(func() {})
 			begin := time.Now()
 			<-a.Changed()
-			if d := time.Since(begin); d > notifyDelay/2 {
-				t.Errorf("notified after %v", d)
-			}
-			select {
-			case <-a.Changed():
-				t.Error("notified twice")
-			case <-time.After(2 * notifyDelay):
+			d := time.Since(begin)
+			if time.Sleep(2 * notifyDelay); d != notifyDelay/2 || len(a.Changed()) > 0 {
+				t.Errorf("notified after %v, and %d times more", d, len(a.Changed()))
 			}
 		}
 	})
 }
 
-// TestForeignPacketsAreDropped checks that only packets of the job reach memberlist.
-func TestForeignPacketsAreDropped(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		at := func(host int, job string) *transport {
-			addr := fmt.Sprintf("10.0.0.%d:4000", host)
-			packets, err := n.Host(host).ListenPacket(addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			tr, err := newTransport(&Config{Job: job, Key: key, Packets: packets})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return tr
-		}
-		a, b, other := at(1, "job"), at(2, "job"), at(3, "another job")
-		defer a.Shutdown()
-		defer b.Shutdown()
-		defer other.Shutdown()
-		for _, p := range [][]byte{nil, []byte("short"), make([]byte, packetSize)} {
-			other.conn.WriteTo(p, a.conn.LocalAddr())
-			if _, err := other.WriteTo(p, "10.0.0.1:4000"); err != nil {
-				t.Error(err)
-			}
-		}
-		time.Sleep(time.Second)
-		if _, err := b.WriteTo([]byte("mine"), "10.0.0.1:4000"); err != nil {
-			t.Error(err)
-		}
-		if p := <-a.PacketCh(); string(p.Buf) != "mine" {
-			t.Errorf("a packet of %d bytes", len(p.Buf))
-		}
-		if _, err := b.WriteTo([]byte("mine"), "10.0.0.1"); err == nil {
-			t.Error("a packet to no port")
-		}
-	})
-}
-
-// A counted stream is open until its first Close.
-type counted struct {
-	net.Conn
-	close func()
-}
-
-func (c *counted) Close() error {
-	c.close()
-	return c.Conn.Close()
-}
-
-// TestBrokenStreamsAreClosed checks that no stream stays open whose other end is gone before the first message.
-func TestBrokenStreamsAreClosed(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		packets, err := n.Host(1).ListenPacket("10.0.0.1:4000")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var dialed, open atomic.Int32
-		dial := func(context.Context, string) (net.Conn, error) {
-			near, far := net.Pipe()
-			far.Close()
-			dialed.Add(1)
-			open.Add(1)
-			return &counted{near, sync.OnceFunc(func() { open.Add(-1) })}, nil
-		}
-		m, err := Join(Config{Job: "job", Key: key, Name: "n1", Packets: packets, Dial: dial})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.Meet("10.0.0.2:4000")
-		time.Sleep(time.Minute)
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
-		if dialed.Load() == 0 || open.Load() != 0 {
-			t.Errorf("%d of %d streams are open", open.Load(), dialed.Load())
-		}
-	})
-}
-
-func TestJobsDoNotMeet(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		a, b := start(t, n.Host(1), "job", nil), start(t, n.Host(2), "another job", nil)
-		defer a.leave(t)
-		defer b.leave(t)
-		b.Meet(a.addr)
-		time.Sleep(10 * time.Second)
-		a.await(t)
-		b.await(t)
-	})
-}
-
-// A recorder keeps the packets that an agent received.
-type recorder struct {
-	net.PacketConn
-	got chan []byte
-}
-
-func (r *recorder) ReadFrom(b []byte) (int, net.Addr, error) {
-	n, from, err := r.PacketConn.ReadFrom(b)
-	if err == nil && len(r.got) < cap(r.got) {
-		r.got <- slices.Clone(b[:n])
-	}
-	return n, from, err
-}
-
-// TestForeignPacketsStopNothing sends random, replayed and changed packets to an agent. A departed agent may seem alive
-// for some seconds.
+// TestForeignPacketsStopNothing sends replayed, changed and cut packets to an agent. A departed agent may seem alive for
+// some seconds. An observer of the network reads no name.
 func TestForeignPacketsStopNothing(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		r := &recorder{got: make(chan []byte, 1000)}
-		a := start(t, n.Host(1), "job", func(c net.PacketConn) net.PacketConn { r.PacketConn = c; return r })
-		defer a.leave(t)
-		gone := start(t, n.Host(2), "job", nil)
+	simulated(t, 0, func(t *testing.T, w *crowd) {
+		w.net.tap = make(chan []byte, 100)
+		a := w.start(1, "job")
+		gone := w.start(2222, "job")
 		gone.Meet(a.addr)
-		a.await(t, 2)
+		w.agree(time.Minute)
 		time.Sleep(10 * time.Second)
-		gone.leave(t)
-		a.await(t)
-		stranger, err := n.Host(9).ListenPacket("10.0.0.9:1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer stranger.Close()
-		send := func(b []byte) { stranger.WriteTo(b, r.LocalAddr()) }
-		if len(r.got) < 5 {
-			t.Fatalf("%d packets", len(r.got))
-		}
-		chance := rand.NewChaCha8([32]byte{1})
-		for range len(r.got) {
-			p := <-r.got
+		w.leave(gone)
+		w.agree(time.Minute)
+		stranger, _ := w.net.Host(9).ListenPacket("10.0.0.9:1")
+		send := func(b []byte) { stranger.WriteTo(b, a.transport.conn.LocalAddr()) }
+		for range cap(w.net.tap) {
+			p := <-w.net.tap
+			if len(p) > packetSize-100 || bytes.Contains(p, []byte("node2222")) {
+				t.Errorf("packet %q", p)
+			}
 			send(p)
 			for i := range p {
 				p[i] ^= 1
@@ -364,123 +205,154 @@ func TestForeignPacketsStopNothing(t *testing.T) {
 				p[i] ^= 1
 				send(p[:i])
 			}
-			b := make([]byte, chance.Uint64()%packetSize)
-			chance.Read(b)
-			send(b)
 			time.Sleep(10 * time.Millisecond)
 		}
-		a.await(t)
-		late := start(t, n.Host(3), "job", nil)
-		defer late.leave(t)
-		late.Meet(a.addr)
-		late.await(t, 1)
-		a.await(t, 3)
+		w.agree(time.Minute)
+		w.start(3, "job").Meet(a.addr)
+		w.agree(time.Minute)
 	})
 }
 
-// TestPacketsAreSealed checks that an observer of the network reads no name.
-func TestPacketsAreSealed(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		r := &recorder{got: make(chan []byte, 1000)}
-		a := start(t, n.Host(1), "job", func(c net.PacketConn) net.PacketConn { r.PacketConn = c; return r })
-		defer a.leave(t)
-		b := start(t, n.Host(2222), "job", nil)
-		defer b.leave(t)
-		b.Meet(a.addr)
+// TestJobsDoNotMeet checks that only packets of the job reach memberlist, and that agents of two jobs do not meet.
+func TestJobsDoNotMeet(t *testing.T) {
+	simulated(t, 0, func(t *testing.T, w *crowd) {
+		at := func(host int, job string) *transport {
+			c := w.config(host, job)
+			tr, _ := newTransport(&c)
+			t.Cleanup(func() { tr.Shutdown() })
+			return tr
+		}
+		a, b, other := at(1, "job"), at(2, "job"), at(3, "another job")
+		for _, p := range [][]byte{nil, []byte("short"), make([]byte, packetSize)} {
+			other.conn.WriteTo(p, a.conn.LocalAddr())
+			other.WriteTo(p, "10.0.0.1:4000")
+		}
+		time.Sleep(time.Second)
+		b.WriteTo([]byte("mine"), "10.0.0.1:4000")
+		if p := <-a.PacketCh(); string(p.Buf) != "mine" {
+			t.Errorf("a packet of %d bytes", len(p.Buf))
+		}
+		if _, err := b.WriteTo([]byte("mine"), "10.0.0.1"); err == nil {
+			t.Error("a packet to no port")
+		}
+		x, y := w.start(4, "job"), w.start(5, "another job")
+		y.Meet(x.addr)
 		time.Sleep(10 * time.Second)
-		for range len(r.got) {
-			if p := <-r.got; len(p) > packetSize-100 || bytes.Contains(p, []byte(name(b.host))) {
-				t.Errorf("packet %q", p)
-			}
+		if len(x.Peers())+len(y.Peers()) > 0 {
+			t.Errorf("they know %v and %v", x.Peers(), y.Peers())
 		}
 	})
 }
 
-// TestStreamsEndWithTheMember checks that a silent stream ends, and one after Close.
+// TestStreamsEndWithTheMember checks that no stream stays open whose other end is gone before the first message, or is
+// silent, or comes after Close, and that Close ends dials in progress.
 func TestStreamsEndWithTheMember(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		a := start(t, n.Host(1), "job", nil)
+	simulated(t, 0, func(t *testing.T, w *crowd) {
+		c := w.config(1, "job")
+		var dialed []net.Conn
+		begun := make(chan struct{}, 1)
+		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			if addr == "10.0.0.3:4000" {
+				begun <- struct{}{}
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			near, far := net.Pipe()
+			far.Close()
+			dialed = append(dialed, near)
+			return near, nil
+		}
+		m, _ := Join(c)
+		m.Meet("10.0.0.2:4000")
+		time.Sleep(time.Minute)
+		for _, near := range dialed {
+			if _, err := near.Read(make([]byte, 1)); !errors.Is(err, io.ErrClosedPipe) { // io.EOF: it is open
+				t.Errorf("a stream is open: %v", err)
+			}
+		}
 		ends := func() time.Duration {
 			near, far := net.Pipe()
 			begin := time.Now()
-			go a.Accept(far)
+			go m.Accept(far)
 			near.Read(make([]byte, 1))
 			return time.Since(begin)
 		}
-		if d := ends(); d != streamTimeout {
-			t.Errorf("a silent stream ended after %v, not %v", d, streamTimeout)
+		if d := ends(); d != streamTimeout || len(dialed) == 0 {
+			t.Errorf("of %d streams, a silent one ended after %v, not %v", len(dialed), d, streamTimeout)
 		}
-		a.leave(t)
+		m.Meet("10.0.0.3:4000")
+		<-begun
+		begin := time.Now()
+		if err := m.Close(); err != nil || time.Since(begin) != 0 {
+			t.Errorf("closed after %v, %v", time.Since(begin), err)
+		}
 		if d := ends(); d != 0 {
 			t.Errorf("a stream to a member that left ended after %v", d)
 		}
 	})
 }
 
-// TestSidesOfACutFindEachOther checks that both sides of a partition that have dropped each other know all after two of
-// their agents have met.
+// TestSidesOfACutFindEachOther checks that agents find each other, and again after a partition in which they have
+// dropped each other: by themselves if it was short, else once two agents have met. They need no timeout to notice one
+// that leaves.
 func TestSidesOfACutFindEachOther(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		w := together(t, n, 8)
-		defer w.end()
-		n.SetLinks(func(from, to *Host) bool { return from.Number < 4 == (to.Number < 4) })
-		time.Sleep(2 * time.Minute) // memberlist sends to the dead for 30 s
-		for i, a := range w.here {
-			if n := len(a.Peers()); n != 3 {
-				t.Errorf("agent %d knows %d others while it is cut off with 3", i, n)
+	for _, c := range []struct {
+		side  int // agents of the first side
+		cut   time.Duration
+		meets bool
+	}{{4, 2 * time.Minute, true}, {1, 5 * time.Second, false}, {1, 2 * time.Minute, true}} {
+		simulated(t, 0, func(t *testing.T, w *crowd) {
+			w.gather(8)
+			w.agree(time.Minute)
+			w.net.SetLinks(func(from, to int) bool { return from < c.side == (to < c.side) })
+			time.Sleep(c.cut) // memberlist sends to the dead for 30 s
+			for _, a := range w.here[c.side:] {
+				if n := len(a.Peers()); n != 7-c.side {
+					t.Errorf("%d on one side, for %v: %s knows %d others", c.side, c.cut, a.self, n)
+				}
 			}
-		}
-		n.SetLinks(nil)
-		w.here[6].Meet(w.here[1].addr)
-		w.agree(time.Minute)
-	})
-}
-
-// TestPausedAgentsReturn checks that an agent that was paused and dropped returns, after a long pause once it meets
-// another.
-func TestPausedAgentsReturn(t *testing.T) {
-	for pause, meets := range map[time.Duration]bool{5 * time.Second: false, 2 * time.Minute: true} {
-		t.Run(fmt.Sprint(pause), func(t *testing.T) {
-			simulated(t, func(t *testing.T, n *Network) {
-				w := together(t, n, 6)
-				defer w.end()
-				n.SetLinks(func(from, to *Host) bool { return from.Number != 3 && to.Number != 3 })
-				time.Sleep(pause)
-				if n := len(w.here[0].Peers()); n != 4 {
-					t.Errorf("%d other agents are there", n)
-				}
-				n.SetLinks(nil)
-				if meets {
-					w.here[3].Meet(w.here[0].addr)
-				}
-				w.agree(time.Minute)
-			})
+			w.net.SetLinks(nil)
+			if c.meets {
+				w.here[0].Meet(w.here[6].addr)
+			}
+			w.agree(time.Minute)
+			w.leave(w.here[2])
+			w.agree(300 * time.Millisecond)
+			want := []Peer{{"node1", "10.0.0.1:4000"}, {"node3", "10.0.0.3:4000"}}
+			if got := w.here[0].Peers(); len(got) != 6 || !slices.Equal(got[:2], want) {
+				t.Errorf("peers %v", got)
+			}
 		})
 	}
 }
 
-// TestDialEndsWithTheMember checks that Close ends dials in progress.
-func TestDialEndsWithTheMember(t *testing.T) {
-	simulated(t, func(t *testing.T, n *Network) {
-		packets, err := n.Host(1).ListenPacket("10.0.0.1:4000")
-		if err != nil {
-			t.Fatal(err)
-		}
-		begun := make(chan struct{}, 1)
-		m, err := Join(Config{Job: "job", Key: key, Name: "n1", Packets: packets,
-			Dial: func(ctx context.Context, _ string) (net.Conn, error) {
-				begun <- struct{}{}
-				<-ctx.Done()
-				return nil, ctx.Err()
-			}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.Meet("10.0.0.2:4000")
-		<-begun
+var simAgents = flag.Int("gossip.agents", 32, "agents that TestSimulation has")
+
+// TestSimulation starts agents on a network that loses packets, waits, and silences every tenth host, as a power failure
+// does. With -v it prints rows of docs/benchmarks/202611_cluster.md.
+func TestSimulation(t *testing.T) {
+	simulated(t, 0.05, func(t *testing.T, w *crowd) {
 		begin := time.Now()
-		if err := m.Close(); err != nil || time.Since(begin) != 0 {
-			t.Errorf("closed after %v, %v", time.Since(begin), err)
+		w.gather(*simAgents)
+		w.agree(2 * time.Minute)
+		t.Logf("| agents start within 1 s; until all know all | %v |", time.Since(begin))
+		// Consecutive lost probes can make an agent drop a live one for a moment, rarely. Readers of a hint ask the agent
+		// before they act.
+		wrong := 0
+		for range 70 {
+			if time.Sleep(time.Second); !w.agreed() {
+				wrong++
+			}
 		}
+		if t.Logf("in %d of 70 seconds some agent missed one that was there", wrong); wrong > 7 {
+			t.Error("that is too often")
+		}
+		w.net.SetLinks(func(from, to int) bool { return from%10 != 5 && to%10 != 5 })
+		for i, a := range w.here {
+			a.gone = i%10 == 5
+		}
+		begin = time.Now()
+		w.agree(5 * time.Second)
+		t.Logf("| 1 in 10 hosts crashes; until all others know | %v |", time.Since(begin))
 	})
 }
