@@ -241,8 +241,6 @@ func (t *attempt) awaitExits() {
 	})
 }
 
-func (c *child) working() bool { return !c.ended && c.evidence.finished == "" }
-
 func (t *attempt) after(d time.Duration, then func()) {
 	t.timer, t.escalation = time.After(d), then
 }
@@ -299,4 +297,57 @@ func (t *attempt) stop(by string) {
 	t.stopSent, t.asked = true, by
 	t.broadcast(command{Stop: by})
 	t.notice("%s: the workers are asked for a checkpoint and a clean end; Ctrl-C ends them at once", by)
+}
+
+// News from the other nodes of a job, and the workers' addresses.
+
+func (t *attempt) onNews(n News) {
+	switch {
+	case n.Addrs != nil:
+		t.sendPeers(n.Addrs)
+	case n.Failed != nil || n.Lost != "":
+		failed := -1
+		if n.Failed != nil {
+			failed = *n.Failed
+		}
+		t.abort(failed, n.Lost)
+	case n.Ask:
+		t.startTable(false)
+	case n.WaitStates != nil:
+		t.addRemoteRows(n.WaitStates)
+	case n.Kill:
+		t.forced = true
+		t.killAll()
+	case n.Stop != "":
+		t.stop(n.Stop)
+	}
+}
+
+// listening records a worker's address. After the last one, it sends all to the other nodes.
+func (t *attempt) listening(c *child, e Event) {
+	if json.Unmarshal(e.Data, &c.addr) != nil || t.Listen == "" {
+		return
+	}
+	addrs := make([]string, 0, t.job.NProc)
+	for _, c := range t.children {
+		if c.addr != "" {
+			addrs = append(addrs, c.addr)
+		}
+	}
+	if len(addrs) == t.job.NProc {
+		t.membership.Publish(News{Addrs: addrs})
+	}
+}
+
+// sendPeers sends the workers the addresses of all ranks. Workers of this node use its private directory instead.
+func (t *attempt) sendPeers(addrs []string) {
+	if t.peersSent || len(addrs) != t.Ranks.WorldSize {
+		return
+	}
+	t.peersSent = true
+	addrs = slices.Clone(addrs)
+	for r := range t.job.NProc {
+		addrs[t.Ranks.FirstRank+r] = ""
+	}
+	t.broadcast(command{Peers: addrs})
 }

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -17,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
@@ -56,6 +59,44 @@ type message struct {
 	child *child
 	event *Event
 	fault error // of the channel
+}
+
+// newChild prepares a worker. An error is the launcher's own.
+func (t *attempt) newChild(local int) (*child, []byte, error) {
+	l, s := t.nodeLauncher, &t.Start
+	h := hello{
+		Process: Process{
+			RunID: cmp.Or(s.RunID, l.job.RunID), Rank: s.Ranks.FirstRank + local, WorldSize: s.Ranks.WorldSize,
+			LocalRank: local, LocalWorldSize: l.job.NProc, NodeRank: s.Ranks.NodeRank, Node: l.job.Node,
+			Device: l.job.Device + local, Restart: s.Number, SocketDir: t.dir.path, Listen: s.Listen, Hosts: s.Hosts,
+			Payload: s.Payload,
+		},
+		Interface: l.job.Interface, Secret: s.Secret,
+	}
+	h.Core = h.chooseCore(os.Getenv(envMaxProcs) != "")
+	greeting, err := encodeFrame(command{Hello: &h})
+	if err != nil {
+		return nil, nil, err
+	}
+	log, err := openLog(s.Logs, h.Rank)
+	if err != nil {
+		return nil, nil, err
+	}
+	if info, err := log.Stat(); err == nil && info.Size() > 0 {
+		fmt.Fprintf(log, "\n--- run %s, restart %d, %s ---\n", h.RunID, s.Number, time.Now().UTC().Format(time.RFC3339))
+	}
+	cmd := exec.Command(l.program, l.job.Argv...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Env = workerEnv(os.Environ(), h)
+	return &child{
+		rank: h.Rank, cmd: cmd, sharesCore: h.Core != nil,
+		log: terminal.Name(filepath.Join(s.Logs.Name(), logName(h.Rank))),
+		relay: &relay{
+			log: log, con: l.con, prefix: fmt.Sprintf("rank %d", h.Rank),
+			show:    l.job.Show == ShowAll || l.job.Show == ShowFirst && h.Rank == 0,
+			abandon: make(chan struct{}), done: make(chan struct{}),
+		},
+	}, greeting, nil
 }
 
 // start forks the worker on the caller's thread and starts its goroutines, which end with the process. The caller must
@@ -215,4 +256,52 @@ func (c *child) post(frame []byte) {
 	if !c.ended {
 		c.commands <- frame
 	}
+}
+
+// States of ranks that give no account of themselves.
+const (
+	stateStarts  = "starts"
+	stateStopped = "is stopped by a signal or a debugger"
+	stateKernel  = "does not answer, and waits in the kernel"
+	stateSilent  = "does not answer"
+	stateEnded   = "has ended"
+)
+
+// observe returns why a worker may not answer.
+func (c *child) observe() string {
+	switch state := state(c.pid); {
+	case c.killed != "":
+		return c.killed
+	case state == 'T' || state == 't':
+		return stateStopped
+	case c.ended || state == 'Z' || state == 'X':
+		return stateEnded
+	case state == 'D':
+		return stateKernel
+	case !c.attached:
+		return stateStarts
+	}
+	return stateSilent
+}
+
+// state returns the kernel's state of a process, such as 'T' for stopped; 0: unknown.
+func state(pid int) byte {
+	stat, err := files.Read(fmt.Sprintf("/proc/%d/stat", pid), maxKernelFile)
+	_, state, ok := bytes.Cut(stat, []byte(") ")) // after its name, which may contain anything
+	if err != nil || !ok || len(state) == 0 {
+		return 0
+	}
+	return state[0]
+}
+
+func (c *child) answeredSince(since time.Time) bool {
+	return c.answer != nil && !c.answered.Before(since)
+}
+
+func (c *child) working() bool { return !c.ended && c.evidence.finished == "" }
+
+// stoppedEarly reports that a request to stop killed a worker before it could handle one.
+func (c *child) stoppedEarly() bool {
+	asks := slices.Contains(stopSignals(unix.SIGINT), os.Signal(c.evidence.exit.Signal()))
+	return c.ended && asks && !c.attached && !c.evidence.endedByUs
 }

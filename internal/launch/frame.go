@@ -21,7 +21,7 @@ const (
 	EventStopped    = "stopped"    // about to exit on request, with a checkpoint
 	EventDone       = "done"       // about to exit, all work done
 	EventFailed     = "failed"     // about to exit; Data is a Failure as its worker knows it
-	EventStatus     = "standing"   // Data is a waits.WaitState, for the launcher
+	EventStatus     = "standing"   // Data is a waits.WaitState, for the launcher; the text is older than the name
 	EventStacks     = "stacks"     // Data is text for the worker's log, for the launcher
 )
 
@@ -32,19 +32,18 @@ type Event struct {
 	Data json.RawMessage `json:"data,omitempty"`
 }
 
-// A command is the launcher's message to a worker. One of the first five fields is set: first the hello, then at most
-// one of each, and any number of requests to tell.
+// A command is the launcher's message to a worker. First comes Hello, then at most one Stop, one Failed and one Peers,
+// and any number of Tell.
 type command struct {
 	Hello  *hello   `json:"hello,omitempty"`
 	Stop   string   `json:"stop,omitempty"` // asks for a checkpoint and an end; the name of the signal
 	Failed *Failed  `json:"failed,omitempty"`
-	Peers  []string `json:"peers,omitempty"` // the addresses of all ranks; "": of this node
-	Tell   bool     `json:"tell,omitempty"`  // asks for the worker's work and waits
-
-	Stacks bool `json:"stacks,omitempty"` // with Tell: also the stacks of all goroutines
+	Peers  []string `json:"peers,omitempty"`  // the addresses of all ranks; "": of this node
+	Tell   bool     `json:"tell,omitempty"`   // asks for the worker's work and waits
+	Stacks bool     `json:"stacks,omitempty"` // with Tell: also the stacks of all goroutines
 }
 
-// commandKinds counts the commands that a worker gets at most once.
+// commandKinds counts the commands that a worker gets at most once: all but Tell.
 const commandKinds = 4
 
 // A hello is the first frame for a worker.

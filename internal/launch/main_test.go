@@ -143,9 +143,8 @@ func kill(sig syscall.Signal) func(*Worker) int {
 	}
 }
 
-func fail(text string, remote bool, wait time.Duration) func(*Worker) int {
+func fail(text string, remote bool) func(*Worker) int {
 	return func(w *Worker) int {
-		time.Sleep(wait)
 		if w.Fail(Failure{Cause: text, Remote: remote, Phase: "backward", Step: 12}) != nil {
 			return 3
 		}
@@ -204,10 +203,8 @@ func timesOut(w *Worker) int {
 		}
 	}
 	s := chainedState(w)
-	if w.Fail(
-		Failure{Cause: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true,
-			WaitState: &s},
-	) != nil {
+	f := Failure{Cause: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true, WaitState: &s}
+	if w.Fail(f) != nil {
 		return 3
 	}
 	return 1
@@ -223,35 +220,30 @@ var scenarios = map[string]func(*Worker) int{
 		w.Send(Event{Kind: "asked"})
 		return hang(w)
 	},
-	"kill2": at(2, kill(syscall.SIGKILL), fail("lost rank 2", true, 0)),
-	"hasty": func(w *Worker) int { return fail(fmt.Sprintf("lost rank %d", (<-w.Failed()).Rank), true, 0)(w) },
+	"kill2": at(2, kill(syscall.SIGKILL), fail("lost rank 2", true)),
+	"hasty": func(w *Worker) int { return fail(fmt.Sprintf("lost rank %d", (<-w.Failed()).Rank), true)(w) },
 	"meeting": at(1, kill(syscall.SIGKILL), func(w *Worker) int {
-		return fail(fmt.Sprintf("heard of rank %d", (<-w.Failed()).Rank), true, 0)(w)
+		return fail(fmt.Sprintf("heard of rank %d", (<-w.Failed()).Rank), true)(w)
 	}),
 	"stopped": at(1, func(w *Worker) int { return wait(w, kill(syscall.SIGSTOP)) }, func(w *Worker) int {
 		awaitStopped(waiting(w))
-		return fail("rank 1 stands still", true, 0)(w)
+		return fail("rank 1 stands still", true)(w)
 	}),
 	"stopped-later": at(1, func(w *Worker) int {
 		return wait(w, func(w *Worker) int { <-w.Failed(); return kill(syscall.SIGSTOP)(w) })
-	}, func(w *Worker) int { waiting(w); return fail("wrong shape", false, 0)(w) }),
+	}, func(w *Worker) int { waiting(w); return fail("wrong shape", false)(w) }),
 	"mute": at(1, func(w *Worker) int {
 		w.OnStatus(func() waits.WaitState { select {} })
 		return wait(w, hang)
-	}, func(w *Worker) int { waiting(w); return fail("wrong shape", false, 0)(w) }),
-	"sigsys": at(1, kill(syscall.SIGSYS), hang),
-	"late-kill": at(
-		2,
-		func(w *Worker) int { time.Sleep(100 * time.Millisecond); return kill(syscall.SIGKILL)(w) },
-		fail("lost rank 2", true, 0),
-	),
-	"own-late": at(
-		1,
-		fail("corpus.bin: short read\n\x1b[31mat byte 12", false, 100*time.Millisecond),
-		fail("lost rank 1", true, 0),
-	),
-	"no-reason": fail("\n", false, 0),
-	"stubborn":  at(0, fail("wrong shape", false, 0), hang),
+	}, func(w *Worker) int { waiting(w); return fail("wrong shape", false)(w) }),
+	"sigsys":    at(1, kill(syscall.SIGSYS), hang),
+	"late-kill": at(2, func(w *Worker) int { <-w.Failed(); return kill(syscall.SIGKILL)(w) }, fail("lost rank 2", true)),
+	"own-late": at(1, func(w *Worker) int {
+		<-w.Failed()
+		return fail("corpus.bin: short read\n\x1b[31mat byte 12", false)(w)
+	}, fail("lost rank 1", true)),
+	"no-reason": fail("\n", false),
+	"stubborn":  at(0, fail("wrong shape", false), hang),
 	"early":     at(1, func(*Worker) int { return 0 }, hang),
 	"exit3":     at(1, func(*Worker) int { fmt.Println("so long"); return 3 }, hang),
 	"panic":     at(1, func(w *Worker) int { var p *Worker; return p.Rank }, hang),
@@ -317,9 +309,8 @@ var scenarios = map[string]func(*Worker) int{
 		}
 		w.SendData("place", 0, map[string]any{
 			"env": env, "payload": string(w.Payload), "dir": w.SocketDir, "mode": info.Mode().String(),
-			"secret": []byte(
-				w.Secret,
-			), "printed": fmt.Sprintf("%v %+v %#v", w.Secret, w.Secret, w.Secret), "exposed": exposed,
+			"secret": []byte(w.Secret), "printed": fmt.Sprintf("%v %+v %#v", w.Secret, w.Secret, w.Secret),
+			"exposed": exposed,
 		})
 		return done(w)
 	},
@@ -329,11 +320,11 @@ var scenarios = map[string]func(*Worker) int{
 		if w.Restart == 2 {
 			return done(w)
 		}
-		return fail("flaky", false, 0)(w)
+		return fail("flaky", false)(w)
 	},
 	"no-progress": func(w *Worker) int {
 		w.Send(Event{Kind: EventProgress, Step: 10})
-		return fail("always", false, 0)(w)
+		return fail("always", false)(w)
 	},
 	"big": func(w *Worker) int {
 		data := json.RawMessage(`"` + strings.Repeat("a", maxFrame) + `"`)
@@ -403,21 +394,17 @@ func (r *ran) dirs() []string {
 
 // alive reports whether a process or its group exists. A zombie does not count: its parent may be another process.
 func alive(pid int) bool {
-	if unix.Kill(-pid, 0) == nil || unix.Kill(pid, 0) == nil {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			return false
-		}
-		_, rest, _ := strings.Cut(string(stat), ") ")
-		return !strings.HasPrefix(rest, "Z")
+	if unix.Kill(-pid, 0) != nil && unix.Kill(pid, 0) != nil {
+		return false
 	}
-	return false
+	s := state(pid)
+	return s != 0 && s != 'Z'
 }
 
 // An agentProcess is a launcher in its own process.
 type agentProcess struct {
 	cmd  *exec.Cmd
-	out  io.ReadCloser
+	out  *bufio.Reader
 	err  bytes.Buffer
 	pids []int
 }
@@ -431,9 +418,11 @@ func startAgent(t *testing.T, scenario string, n int, change ...func(*exec.Cmd))
 	}
 	a := &agentProcess{cmd: exec.Command(exe, "agent", scenario, strconv.Itoa(n), filepath.Join(t.TempDir(), "logs"))}
 	a.cmd.Stderr = &a.err
-	if a.out, err = a.cmd.StdoutPipe(); err != nil {
+	out, err := a.cmd.StdoutPipe()
+	if err != nil {
 		t.Fatal(err)
 	}
+	a.out = bufio.NewReader(out)
 	for _, f := range change {
 		f(a.cmd)
 	}
@@ -455,7 +444,7 @@ func startAgent(t *testing.T, scenario string, n int, change ...func(*exec.Cmd))
 func (a *agentProcess) await(t *testing.T, kind string) (data string) {
 	t.Helper()
 	for {
-		line, err := readLine(a.out)
+		line, err := a.out.ReadString('\n')
 		if err != nil {
 			a.cmd.Wait()
 			t.Fatalf("agent: %v\n%s", err, a.err.String())
@@ -465,20 +454,6 @@ func (a *agentProcess) await(t *testing.T, kind string) (data string) {
 		if fmt.Sscan(line, &rank, &got, &data); got == kind {
 			return data
 		}
-	}
-}
-
-func readLine(r io.Reader) (string, error) {
-	var line []byte
-	b := make([]byte, 1)
-	for {
-		if _, err := io.ReadFull(r, b); err != nil {
-			return "", err
-		}
-		if b[0] == '\n' {
-			return string(line), nil
-		}
-		line = append(line, b[0])
 	}
 }
 
@@ -503,20 +478,10 @@ func (a *agentProcess) wait(t *testing.T, code int) string {
 // gone polls, since the kernel and init need some time after a kill.
 func (a *agentProcess) gone(t *testing.T) {
 	t.Helper()
-	for range 1000 {
-		if !anyAlive(a.pids) {
+	for begin := time.Now(); slices.ContainsFunc(a.pids, alive); time.Sleep(time.Millisecond) {
+		if time.Since(begin) > 10*time.Second {
+			t.Errorf("workers %v are left", a.pids)
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
-	t.Errorf("workers %v are left", a.pids)
-}
-
-func anyAlive(pids []int) bool {
-	for _, pid := range pids {
-		if alive(pid) {
-			return true
-		}
-	}
-	return false
 }

@@ -1,14 +1,11 @@
 package launch
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -149,42 +146,4 @@ func (l *nodeLauncher) notStarted(v Verdict, err error) Result {
 	}
 	r.ExitCode, r.Err = ExitFailed, err
 	return r
-}
-
-// newChild prepares a worker. An error is the launcher's own.
-func (t *attempt) newChild(local int) (*child, []byte, error) {
-	l, s := t.nodeLauncher, &t.Start
-	h := hello{
-		Process: Process{
-			RunID: cmp.Or(s.RunID, l.job.RunID), Rank: s.Ranks.FirstRank + local, WorldSize: s.Ranks.WorldSize,
-			LocalRank: local, LocalWorldSize: l.job.NProc, NodeRank: s.Ranks.NodeRank, Node: l.job.Node,
-			Device: l.job.Device + local, Restart: s.Number, SocketDir: t.dir.path, Listen: s.Listen, Hosts: s.Hosts,
-			Payload: s.Payload,
-		},
-		Interface: l.job.Interface, Secret: s.Secret,
-	}
-	h.Core = h.chooseCore(os.Getenv(envMaxProcs) != "")
-	greeting, err := encodeFrame(command{Hello: &h})
-	if err != nil {
-		return nil, nil, err
-	}
-	log, err := openLog(s.Logs, h.Rank)
-	if err != nil {
-		return nil, nil, err
-	}
-	if info, err := log.Stat(); err == nil && info.Size() > 0 {
-		fmt.Fprintf(log, "\n--- run %s, restart %d, %s ---\n", h.RunID, s.Number, time.Now().UTC().Format(time.RFC3339))
-	}
-	cmd := exec.Command(l.program, l.job.Argv...)
-	cmd.Args[0] = os.Args[0]
-	cmd.Env = workerEnv(os.Environ(), h)
-	return &child{
-		rank: h.Rank, cmd: cmd, sharesCore: h.Core != nil,
-		log: terminal.Name(filepath.Join(s.Logs.Name(), logName(h.Rank))),
-		relay: &relay{
-			log: log, con: l.con, prefix: fmt.Sprintf("rank %d", h.Rank),
-			show:    l.job.Show == ShowAll || l.job.Show == ShowFirst && h.Rank == 0,
-			abandon: make(chan struct{}), done: make(chan struct{}),
-		},
-	}, greeting, nil
 }

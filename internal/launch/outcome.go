@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -32,12 +31,6 @@ func (t *attempt) ending(ctx context.Context) Ending {
 		e.Err, e.Quiet = cmp.Or(context.Cause(ctx), errContextEnded), true
 	}
 	return e
-}
-
-// stoppedEarly reports that a request to stop killed a worker before it could handle one.
-func (c *child) stoppedEarly() bool {
-	asks := slices.Contains(stopSignals(unix.SIGINT), os.Signal(c.evidence.exit.Signal()))
-	return c.ended && asks && !c.attached && !c.evidence.endedByUs
 }
 
 // failures lists the failures of this node's workers, the likely cause first.
@@ -93,8 +86,11 @@ func (t *attempt) report(v Verdict) {
 		if !v.First.Remote {
 			t.print(v.First.lastLines() + v.First.Report())
 		}
-		t.say("%s: all workers were ended at once",
-			map[bool]string{true: "interrupted by " + t.asked, false: "interrupted twice"}[t.job.Stateless])
+		by := "interrupted twice"
+		if t.job.Stateless {
+			by = "interrupted by " + t.asked
+		}
+		t.say("%s: all workers were ended at once", by)
 	case v.ExitCode == ExitFailed:
 		t.print(timeoutTable(v.Failures) + others(v.Failures[1:]) + v.First.lastLines() + v.First.Report())
 	}

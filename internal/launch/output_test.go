@@ -43,6 +43,7 @@ func TestOutput(t *testing.T) {
 }
 
 func TestShow(t *testing.T) {
+	t.Parallel()
 	r := play(t, "exit3", 2, func(j *Job) { j.Show = ShowAll })
 	if strings.Count(r.stderr, "so long") != 1 {
 		t.Errorf("a line that was shown is shown again: %q", r.stderr)

@@ -16,22 +16,13 @@ import (
 )
 
 func TestAllDone(t *testing.T) {
+	t.Parallel()
 	r := play(t, "done", 3)
 	if r.ExitCode != ExitDone || r.First != nil || r.Err != nil || r.stderr != "" {
 		t.Errorf("%+v, stderr %q", r.Result, r.stderr)
 	}
 	slices.Sort(r.events)
-	want := []string{
-		"0 done 0",
-		"0 pid 0",
-		"0 ready 0",
-		"1 done 0",
-		"1 pid 0",
-		"1 ready 0",
-		"2 done 0",
-		"2 pid 0",
-		"2 ready 0",
-	}
+	want := strings.Split("0 done 0,0 pid 0,0 ready 0,1 done 0,1 pid 0,1 ready 0,2 done 0,2 pid 0,2 ready 0", ",")
 	if !slices.Equal(r.events, want) {
 		t.Errorf("events %q", r.events)
 	}
@@ -98,6 +89,7 @@ func TestFailures(t *testing.T) {
 
 // TestAStoppedRankIsKilled checks that a stopped rank is killed without a grace period, since it cannot end by itself.
 func TestAStoppedRankIsKilled(t *testing.T) {
+	t.Parallel()
 	r := play(t, "stopped", 3, func(j *Job) { j.times.settle = time.Hour })
 	if r.ExitCode != ExitFailed || r.First == nil || !strings.Contains(r.First.Cause, "rank 1 stands still") {
 		t.Errorf("%+v", r.Result)
@@ -122,6 +114,7 @@ func TestTheStateOfAKilledRankIsKept(t *testing.T) {
 }
 
 func TestFailureBlock(t *testing.T) {
+	t.Parallel()
 	r := play(t, "exit3", 3)
 	for _, want := range []string{
 		"cprun: ended because of it: ranks 0, 2\n", "[rank 1] so long\n", "cprun: rank 1 failed on host ",
@@ -134,12 +127,14 @@ func TestFailureBlock(t *testing.T) {
 }
 
 func TestWhatAWorkerStartedEndsWithIt(t *testing.T) {
+	t.Parallel()
 	if r := play(t, "grandchild", 1); r.ExitCode != ExitDone || len(r.pids) != 2 {
 		t.Errorf("%+v, processes %v", r.Result, r.pids)
 	}
 }
 
 func TestStopOfOneWorkerCounts(t *testing.T) {
+	t.Parallel()
 	r := play(t, "direct-stop", 2)
 	if r.ExitCode != ExitStopped || !r.Stopped || r.First != nil {
 		t.Errorf("%+v", r.Result)
@@ -194,9 +189,7 @@ func TestPlace(t *testing.T) {
 	slices.SortFunc(a, func(x, y place) int { return strings.Compare(x.Env[envRank], y.Env[envRank]) })
 	for i, p := range a {
 		want := map[string]string{
-			envRank: string(
-				rune('2' + i),
-			), envLocalRank: string(rune('0' + i)), envWorldSize: "6", envLocalWorldSize: "2",
+			envRank: string(rune('2' + i)), envLocalRank: string(rune('0' + i)), envWorldSize: "6", envLocalWorldSize: "2",
 			envNodeRank: "1", envRestartCount: "0", envRunID: p.Env[envRunID], envMaxProcs: p.Env[envMaxProcs],
 		}
 		for name, value := range want {
@@ -217,6 +210,7 @@ func TestPlace(t *testing.T) {
 }
 
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	r := play(t, "restart", 2, func(j *Job) { j.MaxRestarts = 5 })
 	if r.ExitCode != ExitDone || r.Restarts != 2 || r.First != nil {
 		t.Errorf("%+v", r.Result)
@@ -242,6 +236,7 @@ func TestRestart(t *testing.T) {
 }
 
 func TestContextEndsWorkers(t *testing.T) {
+	t.Parallel()
 	cause := errors.New("a test's reason")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	var pid int
@@ -260,6 +255,7 @@ func TestContextEndsWorkers(t *testing.T) {
 }
 
 func TestTwoJobsAtOnce(t *testing.T) {
+	t.Parallel()
 	results := make(chan Result)
 	for range 2 {
 		dir := logsIn(t, t.TempDir())
@@ -296,10 +292,7 @@ func TestInterruptedTwice(t *testing.T) {
 	a.signal(t, syscall.SIGTERM)
 	a.await(t, "asked") // so that the second signal cannot overtake the first
 	a.signal(t, syscall.SIGINT)
-	if text := a.wait(t, ExitInterrupted); !strings.HasSuffix(
-		text,
-		"interrupted twice: all workers were ended at once\n",
-	) {
+	if text := a.wait(t, ExitInterrupted); !strings.HasSuffix(text, "interrupted twice: all workers were ended at once\n") {
 		t.Errorf("stderr %q", text)
 	}
 }
@@ -340,7 +333,7 @@ func TestKilledLauncherLeavesNothing(t *testing.T) {
 		t.Run(scenario, func(t *testing.T) {
 			t.Parallel()
 			a := startAgent(t, scenario, 2)
-			if !anyAlive(a.pids) {
+			if !slices.ContainsFunc(a.pids, alive) {
 				t.Fatal("no worker before the kill")
 			}
 			a.signal(t, syscall.SIGKILL)

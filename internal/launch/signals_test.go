@@ -43,6 +43,7 @@ func TestSignalsAreHandedToTheJob(t *testing.T) {
 
 // What comes when all is done does not change how the program ends, and cannot hang it either.
 func TestSignalsAfterTheEnd(t *testing.T) {
+	t.Parallel()
 	for _, sent := range []int{1, 2} { // after one, the program gets a while to end by itself
 		s := CatchSignals()
 		ended := make(chan int, 1)

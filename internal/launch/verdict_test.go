@@ -110,11 +110,7 @@ func TestHintOfAProcessThatIsNotStarted(t *testing.T) {
 
 func TestRankFailures(t *testing.T) {
 	fs := []Failure{
-		{
-			Rank:  0,
-			Class: classRemote,
-			Order: 1,
-		}, {Rank: 1, Class: classOurs, Order: 2}, {Rank: 2, Class: classOwn, Order: 4},
+		{Rank: 0, Class: classRemote, Order: 1}, {Rank: 1, Class: classOurs, Order: 2}, {Rank: 2, Class: classOwn, Order: 4},
 		{Rank: 3, Class: classOwn, Order: 3}, {Rank: 4, Class: classSignal, Order: 5},
 	}
 	sortFailures(fs)
@@ -128,16 +124,8 @@ func TestRankFailures(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	f := Failure{
-		Rank:  2,
-		Host:  "node-a",
-		PID:   4711,
-		Cause: "killed by SIGKILL\nsecond line",
-		Phase: "backward",
-		Step:  12,
-		Log:   "runs/x/logs/rank-0002.log",
-		Hint:  "look at dmesg",
-	}
+	f := Failure{Rank: 2, Host: "node-a", PID: 4711, Cause: "killed by SIGKILL\nsecond line", Phase: "backward", Step: 12,
+		Log: "runs/x/logs/rank-0002.log", Hint: "look at dmesg"}
 	want := `cprun: rank 2 failed on host node-a (pid 4711): killed by SIGKILL
          second line
   at:    step 12, backward

@@ -1,13 +1,10 @@
 package launch
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
 
-	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
@@ -40,10 +37,6 @@ func (t *attempt) onStatus(c *child, e Event) {
 		c.awaiting, c.answer, c.answered = false, &s, time.Now()
 		t.showTableIfComplete()
 	}
-}
-
-func (c *child) answeredSince(since time.Time) bool {
-	return c.answer != nil && !c.answered.Before(since)
 }
 
 // onFault asks for the waits at the first sign of a failure, and again if stacks are wanted.
@@ -148,15 +141,6 @@ func (t *attempt) showTable() {
 	}
 }
 
-// States of ranks that give no account of themselves.
-const (
-	stateStarts  = "starts"
-	stateStopped = "is stopped by a signal or a debugger"
-	stateKernel  = "does not answer, and waits in the kernel"
-	stateSilent  = "does not answer"
-	stateEnded   = "has ended"
-)
-
 func (t *attempt) waitStates(since time.Time) (rows []waits.WaitState) {
 	for _, c := range t.children {
 		rows = append(rows, t.waitState(c, since))
@@ -180,33 +164,6 @@ func (t *attempt) waitState(c *child, since time.Time) waits.WaitState {
 	return s
 }
 
-// observe returns why a worker may not answer.
-func (c *child) observe() string {
-	switch state := state(c.pid); {
-	case c.killed != "":
-		return c.killed
-	case state == 'T' || state == 't':
-		return stateStopped
-	case c.ended || state == 'Z' || state == 'X':
-		return stateEnded
-	case state == 'D':
-		return stateKernel
-	case !c.attached:
-		return stateStarts
-	}
-	return stateSilent
-}
-
-// state returns the kernel's state of a process, such as 'T' for stopped; 0: unknown.
-func state(pid int) byte {
-	stat, err := files.Read(fmt.Sprintf("/proc/%d/stat", pid), maxKernelFile)
-	_, state, ok := bytes.Cut(stat, []byte(") ")) // after its name, which may contain anything
-	if err != nil || !ok || len(state) == 0 {
-		return 0
-	}
-	return state[0]
-}
-
 // timeoutTable returns the table of a start in which a rank waited for too long, else "".
 func timeoutTable(fs []Failure) string {
 	rows := waitStates(fs)
@@ -224,57 +181,4 @@ func waitStates(fs []Failure) (all []waits.WaitState) {
 		}
 	}
 	return all
-}
-
-// News from the other nodes of a job, and the workers' addresses.
-
-func (t *attempt) onNews(n News) {
-	switch {
-	case n.Addrs != nil:
-		t.sendPeers(n.Addrs)
-	case n.Failed != nil || n.Lost != "":
-		failed := -1
-		if n.Failed != nil {
-			failed = *n.Failed
-		}
-		t.abort(failed, n.Lost)
-	case n.Ask:
-		t.startTable(false)
-	case n.WaitStates != nil:
-		t.addRemoteRows(n.WaitStates)
-	case n.Kill:
-		t.forced = true
-		t.killAll()
-	case n.Stop != "":
-		t.stop(n.Stop)
-	}
-}
-
-// listening records a worker's address. After the last one, it sends all to the other nodes.
-func (t *attempt) listening(c *child, e Event) {
-	if json.Unmarshal(e.Data, &c.addr) != nil || t.Listen == "" {
-		return
-	}
-	addrs := make([]string, 0, t.job.NProc)
-	for _, c := range t.children {
-		if c.addr != "" {
-			addrs = append(addrs, c.addr)
-		}
-	}
-	if len(addrs) == t.job.NProc {
-		t.membership.Publish(News{Addrs: addrs})
-	}
-}
-
-// sendPeers sends the workers the addresses of all ranks. Workers of this node use its private directory instead.
-func (t *attempt) sendPeers(addrs []string) {
-	if t.peersSent || len(addrs) != t.Ranks.WorldSize {
-		return
-	}
-	t.peersSent = true
-	addrs = slices.Clone(addrs)
-	for r := range t.job.NProc {
-		addrs[t.Ranks.FirstRank+r] = ""
-	}
-	t.broadcast(command{Peers: addrs})
 }

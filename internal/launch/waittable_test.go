@@ -74,11 +74,8 @@ func TestQuitShowsWhoWaitsForWhom(t *testing.T) {
 		t.Errorf("stderr %s", text)
 	}
 	for _, log := range []string{"rank-0000.log", "rank-0002.log"} {
-		awaitFile(
-			t,
-			filepath.Join(a.cmd.Args[4], log),
-			`(?s)--- stacks of rank \d, .*launch\.workerMain\(.*--- end of the stacks ---`,
-		)
+		awaitFile(t, filepath.Join(a.cmd.Args[4], log),
+			`(?s)--- stacks of rank \d, .*launch\.workerMain\(.*--- end of the stacks ---`)
 	}
 	a.signal(t, syscall.SIGTERM)
 	a.wait(t, ExitStopped)
@@ -108,10 +105,7 @@ func TestATimeOutShowsWhoWaitedForWhom(t *testing.T) {
 		t.Run(scenario, func(t *testing.T) {
 			t.Parallel()
 			r := play(t, scenario, 3, func(j *Job) { j.times.settle = 3 * time.Second }) // ranks 0 and 1 end by themselves
-			table, report, ok := strings.Cut(
-				r.stderr,
-				"cprun: rank 2 holds up rank 1, and by that rank 0: it "+why+"\n",
-			)
+			table, report, ok := strings.Cut(r.stderr, "cprun: rank 2 holds up rank 1, and by that rank 0: it "+why+"\n")
 			if r.ExitCode != ExitFailed || !ok ||
 				!strings.HasPrefix(table, "cprun: what each rank waited for\n  rank ") ||
 				!strings.HasSuffix(report, r.First.Report()) {
@@ -153,6 +147,7 @@ func (h *halfJob) Publish(n News) { h.say <- n }
 // TestQuitShowsTheRanksOfOtherNodes checks that a node's table has the rows of the others, and follows waits across
 // nodes.
 func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
+	t.Parallel()
 	ways := [2]chan News{make(chan News, 16), make(chan News, 16)}
 	signals := CatchSignals()
 	defer signals.Release()
@@ -185,10 +180,8 @@ func TestQuitShowsTheRanksOfOtherNodes(t *testing.T) {
 		signals.c <- syscall.SIGQUIT
 		time.Sleep(50 * time.Millisecond)
 		b, err := os.ReadFile(stderr)
-		return err == nil &&
-			regexp.MustCompile(`(?s)  node-a  .*  node-b .*cprun: rank 2 holds up rank 1,`+
-				` and by that rank 0: it is at its own work`).
-				Match(b)
+		return err == nil && regexp.MustCompile(`(?s)  node-a  .*  node-b .*`+
+			`cprun: rank 2 holds up rank 1, and by that rank 0: it is at its own work`).Match(b)
 	})
 	signals.c <- syscall.SIGTERM
 	for _, r := range results {
