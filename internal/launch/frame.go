@@ -43,7 +43,7 @@ type command struct {
 	Stacks bool     `json:"stacks,omitempty"` // with Tell: also the stacks of all goroutines
 }
 
-// commandKinds counts the commands that a worker gets at most once: all but Tell.
+// commandKinds counts the commands that a worker gets at most once: each except Tell.
 const commandKinds = 4
 
 // A hello is the first frame for a worker.

@@ -26,7 +26,7 @@ var rewrite = flag.Bool("rewrite", false, "TestTraces writes the effects into te
 // hang-ups, requests to the run directory, and calls of its launcher. The file plays the agent's peers, launcher, run
 // directory and clock:
 //
-//	# Comments say what the next events show.
+//	# A comment explains the next events.
 //	follower b of a:0 b:1 c:2      a new agent; see setup
 //	a: news 1 failed=4             a message from a; see message
 //	  launcher: news 1 failed=4    indented: the effects of that event
@@ -56,7 +56,7 @@ func TestTraces(t *testing.T) {
 			wanted, lines := strings.Split(string(want), "\n"), strings.Split(got, "\n")
 			for i, line := range lines {
 				if i == len(wanted) || line != wanted[i] {
-					t.Fatalf("%s:%d: the effects differ from there on:\n%s", file, i+1,
+					t.Fatalf("%s:%d: the effects differ:\n%s", file, i+1,
 						strings.Join(lines[max(0, i-4):min(len(lines), i+6)], "\n"))
 				}
 			}
@@ -121,7 +121,7 @@ func parse(line string) input {
 
 func (in *input) has(word string) bool { return slices.Contains(in.words, word) }
 
-// number returns a value, or other if it is absent.
+// number returns a value; other: it is absent.
 func (in *input) number(key string, other int) int {
 	if n, err := strconv.Atoi(in.values[key]); err == nil {
 		return n
@@ -205,7 +205,7 @@ func (a *tracedAgent) event(line string) bool {
 		a.m.down(name, cmp.Or(in.text, "no word"))
 	case "dialed": // the end of a dial: dialed c [foreign, proven] [: error]
 		a.m.dialed(addrOf(name), in.err())
-	case "dials-fail": // from now on at the next tick: dials-fail [foreign, proven]: error
+	case "dials-fail": // all later dials, at the next tick: dials-fail [foreign, proven]: error
 		a.refused = in.err()
 	case "hints": // gossip shows these agents
 		a.m.search.hints = nil
@@ -441,5 +441,5 @@ func newsOf(in input) launch.News {
 	return n
 }
 
-// threeAgents is the assignment of most traces.
+// Most traces have the assignment threeAgents.
 var threeAgents = assignmentOf(1, "a:0 b:1 c:2")

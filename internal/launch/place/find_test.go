@@ -12,7 +12,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "TestFind writes the placements into testdata: read the difference")
 
-// cases is the file with the environments and flags of TestFind. In it, "let NAME VAR=1 …" names variables; a line such as
+// The file cases has the environments and flags of TestFind. In it, "let NAME VAR=1 …" names variables; a line such as
 // "$NAME VAR=2 -OTHER --nnodes=4" sets and unsets variables and passes flags; the indented lines below it are the
 // placement, with its notes, or the error.
 const cases = "testdata/places.txt"
@@ -27,7 +27,7 @@ func (c *findCase) find() (Placement, error) {
 	return Find(func(name string) string { return c.env[name] }, c.flags)
 }
 
-// parseCase parses a line. let are the named variables.
+// parseCase parses a line, with the named variables.
 func parseCase(t testing.TB, line string, let map[string]string) findCase {
 	t.Helper()
 	c := findCase{env: map[string]string{}, flags: Flags{NodeRank: -1, Hostname: "here"}}
