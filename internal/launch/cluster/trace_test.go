@@ -20,7 +20,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 
-var rewrite = flag.Bool("rewrite", false, "TestTraces writes the effects into testdata: read the difference")
+var update = flag.Bool("update", false, "TestTraces writes the effects into testdata: read the difference")
 
 // TestTraces passes the events of each file of testdata to one agent, and compares all its effects: messages, dials,
 // hang-ups, requests to the run directory, and calls of its launcher. The file plays the agent's peers, launcher, run
@@ -47,7 +47,7 @@ func TestTraces(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := replay(t, string(want))
-			if *rewrite {
+			if *update {
 				err = os.WriteFile(file, []byte(got), 0o644)
 			}
 			if err != nil {

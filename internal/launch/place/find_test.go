@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-var rewrite = flag.Bool("rewrite", false, "TestFind writes the placements into testdata: read the difference")
+var update = flag.Bool("update", false, "TestFind writes the placements into testdata: read the difference")
 
 // The file cases has the environments and flags of TestFind. In it, "let NAME VAR=1 …" names variables; a line such as
 // "$NAME VAR=2 -OTHER --nnodes=4" sets and unsets variables and passes flags; the indented lines below it are the
@@ -121,7 +121,7 @@ func TestFind(t *testing.T) {
 		}
 		return lines
 	})
-	if *rewrite {
+	if *update {
 		if err := os.WriteFile(cases, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
