@@ -34,7 +34,7 @@ func TestTrim(t *testing.T) {
 		switch {
 		case i < 16 && f.WaitState != state, i == 17 && f.WaitState != nil, i == 18 && f.WaitState != fs[18].WaitState:
 			t.Errorf("failure %d has another state: %+v", i, f.WaitState)
-		case i == 20:
+		case i == 16, i == 20:
 			want := []waits.Wait{{Op: "a", More: 13, Open: make([]waits.Open, 8)}}
 			if !reflect.DeepEqual(f.WaitState.Waits, want) {
 				t.Errorf("waits %+v", f.WaitState.Waits)
