@@ -18,6 +18,8 @@ type Memory struct {
 	Host int64
 	// Validation is the peak during Forward.
 	Validation int64
+	// Kept has the bytes of the activations that each layer keeps.
+	Kept []int64
 }
 
 // Plan returns the memory of a model for micro batches of batch samples with localTokens tokens each on this rank,
@@ -27,7 +29,11 @@ func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DTyp
 	m := phantomModel(cfg, nopOps{}, nopAttention{}, opt, dtype)
 	b, loss := phantomBatch(cfg, batch, localTokens)
 	var plan Memory
-	for _, s := range m.pass(tensor.NewMeter(), b).place() {
+	p := m.pass(tensor.NewMeter(), b)
+	for i := range p.layers {
+		plan.Kept = append(plan.Kept, p.kept(i))
+	}
+	for _, s := range p.place() {
 		for _, v := range s.moved {
 			plan.Host += int64(v.Size()) * int64(v.DType().Size())
 		}

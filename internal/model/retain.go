@@ -101,14 +101,24 @@ type slot struct {
 
 func (p *pass) slots() (slots [HostSlots]slot) {
 	moving := 0
-	for i, l := range p.layers {
-		if r := p.opt.Layers[i]; i >= p.lowest && r.Host && r.Save != SaveNothing {
-			at, s := *p, &slots[moving%HostSlots]
-			at.a = tensor.NewMeter()
-			at.alloc(l, &activations{}, ofInput, ends[r.Save])
-			s.bytes = max(s.bytes, at.a.Peak())
+	for i := range p.layers {
+		if bytes := p.kept(i); bytes > 0 && p.opt.Layers[i].Host {
+			s := &slots[moving%HostSlots]
+			s.bytes = max(s.bytes, bytes)
 			moving++
 		}
 	}
 	return slots
+}
+
+// kept returns the bytes of the activations that a layer keeps.
+func (p *pass) kept(layer int) int64 {
+	save := p.opt.Layers[layer].Save
+	if layer < p.lowest || save == SaveNothing {
+		return 0
+	}
+	at := *p
+	at.a = tensor.NewMeter()
+	at.alloc(p.layers[layer], &activations{}, ofInput, ends[save])
+	return at.a.Peak()
 }

@@ -3,11 +3,11 @@ package backend
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
@@ -19,6 +19,11 @@ type Request struct {
 	Of              string        // names it among several: "layers without a window"
 	Layers          int           // that run it; 0: one
 	backends.Params               // Select fills the fields of the machine and of Strategy
+}
+
+// Mixer returns the mixer of layers that run r.
+func (r *Request) Mixer() hf.Mixer {
+	return hf.Mixer{Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.HeadDim, DimV: r.HeadDimV, Window: r.WindowLeft}
 }
 
 // Plain reports whether r is causal self-attention of a training run, which cost tables are of.
@@ -60,22 +65,24 @@ func DType(cfg *config.Config) tensor.DType {
 	return t
 }
 
-// Requests returns the attentions of a resolved config, one for each distinct window of its layers, the
-// widest first.
+// Requests returns the attentions of a resolved config, one for each distinct mixer of its layers, the widest window
+// first.
 func Requests(cfg *config.Config) (list []Request) {
-	layers := map[int]int{} // by window
-	for l := range cfg.Model.NumHiddenLayers {
-		layers[cfg.Model.Layer(l).Mixer.Window]++
+	layers := map[hf.Mixer]int{}
+	for _, l := range cfg.Model.Layers() {
+		layers[l.Mixer]++
 	}
-	widest := func(a, b int) int { return cmp.Compare(uint(b), uint(a)) } // -1 is all keys
-	for _, w := range slices.SortedFunc(maps.Keys(layers), widest) {
+	mixers := cfg.Model.Mixers()
+	slices.SortStableFunc(mixers, func(a, b hf.Mixer) int {
+		return cmp.Compare(uint(b.Window), uint(a.Window)) // -1 is all keys
+	})
+	for _, m := range mixers {
 		list = append(list, Request{
-			Strategy: cfg.Parallel.Strategy, Of: layersOf(w, len(layers)), Layers: layers[w],
+			Strategy: cfg.Parallel.Strategy, Of: layersOf(m.Window, len(mixers)), Layers: layers[m],
 			Params: backends.Params{
 				DType: DType(cfg), Batch: cfg.Train.MicroBatchSize, SeqQ: cfg.Data.SeqLen, SeqKV: cfg.Data.SeqLen,
-				Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads,
-				HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
-				Causal: true, WindowLeft: w, Documents: cfg.Data.PackDocuments,
+				Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.Dim, HeadDimV: m.DimV,
+				Causal: true, WindowLeft: m.Window, Documents: cfg.Data.PackDocuments,
 				Softcap:  cfg.Model.AttnLogitSoftcapping > 0,
 				Training: true, Deterministic: cfg.Train.Deterministic, ContextSize: cfg.Parallel.Context,
 			},

@@ -41,7 +41,7 @@ func (m *Model) indexAttention() {
 			continue
 		}
 		x, s := m.kernelOf(a.key()), a.spot()
-		x.full.add(s, math.Log(attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)/a.Seconds))
+		x.full.add(s, math.Log(AttentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)/a.Seconds))
 		if a.Further > 0 {
 			x.further.add(s, math.Log(m.ratio(&a)))
 		}
@@ -59,7 +59,7 @@ func (m *Model) indexAttention() {
 		if x := m.kernels[k]; x != nil && (a.Mask == Causal || a.Mask == Band) {
 			rate, _ := x.full.look(a.spot())
 			pairs := float64(Tile(a.Mask, a.Queries, a.Keys).Pairs())
-			own := math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim) / a.Seconds)
+			own := math.Log(AttentionFLOPs(pairs, a.Heads, a.Dim, a.Dim) / a.Seconds)
 			x.masked(a.Mask).add(maskSpot(pairs/float64(a.Queries), float64(a.Dim)), own-rate)
 		}
 	}
@@ -158,9 +158,9 @@ func Tile(mask string, queries, keys int) partition.Tile {
 	return t
 }
 
-// attentionFLOPs counts the operations of a forward pass. The backward pass has 2.5 times as many. Its rate, measured
+// AttentionFLOPs counts the operations of a forward pass. The backward pass has 2.5 times as many. Its rate, measured
 // likewise, includes them.
-func attentionFLOPs(pairs float64, heads, dim, dimV int) float64 {
+func AttentionFLOPs(pairs float64, heads, dim, dimV int) float64 {
 	return 2 * pairs * float64(heads) * float64(dim+dimV)
 }
 
@@ -237,7 +237,7 @@ func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total f
 		if len(tiles) >= manyTiles {
 			rate += x.many.less(spot{s[1], 0, s[2]})
 		}
-		total += attentionFLOPs(pairs, heads, dimK, dimV) / math.Exp(min(rate, x.most))
+		total += AttentionFLOPs(pairs, heads, dimK, dimV) / math.Exp(min(rate, x.most))
 		if i == 0 || int(pairs) > most {
 			most, widest = int(pairs), s
 		}

@@ -26,7 +26,7 @@ func rates(start float64) *Table {
 				pairs := float64(Tile(mask, q, k).Pairs())
 				s.Attention = append(s.Attention, Attention{
 					Backend: "flash", DType: "bf16", Mask: mask, Dim: 64, Heads: 4, KVHeads: 4, Queries: q, Keys: k,
-					Seconds: start + attentionFLOPs(pairs, 4, 64, 64)/1e12,
+					Seconds: start + AttentionFLOPs(pairs, 4, 64, 64)/1e12,
 				})
 			}
 		}
@@ -239,7 +239,7 @@ func TestWhatIsNotThere(t *testing.T) {
 // a second block is not charged for the warmth of the card.
 func TestKeptUp(t *testing.T) {
 	table := rates(0)
-	flops := attentionFLOPs(1<<28, 4, 64, 64)
+	flops := AttentionFLOPs(1<<28, 4, 64, 64)
 	table.Sets[0].Attention = append(table.Sets[0].Attention, Attention{ // both blocks together at 0.8e12
 		Backend: "flash", DType: "bf16", Mask: Full, Dim: 64, Heads: 4, KVHeads: 4, Queries: 1 << 14, Keys: 1 << 14,
 		Seconds: flops / 1e12, Further: 1.5 * flops / 1e12,
@@ -304,7 +304,7 @@ func TestShippedTables(t *testing.T) {
 	// docs/benchmarks: a causal forward pass over 32K tokens, 611 TFLOP/s.
 	c := call(32<<10, 32<<10, partition.Causal())
 	c.Backend, c.Heads, c.KVHeads, c.Dim, c.DimV = "fused", 32, 8, 128, 128
-	flops := attentionFLOPs(float64(partition.Pairs(c.Tiles)), 32, 128, 128)
+	flops := AttentionFLOPs(float64(partition.Pairs(c.Tiles)), 32, 128, 128)
 	if rate := flops / m.Call(c) / 1e12; rate < 550 || rate > 680 {
 		t.Errorf("causal attention of 32K tokens: %.0f TFLOP/s", rate)
 	}

@@ -33,14 +33,6 @@ func sizeOf(vs ...View) (n int64) {
 	return n
 }
 
-// half returns the bytes that an accumulation also reads.
-func half(v View, accumulate bool) int64 {
-	if accumulate {
-		return sizeOf(v)
-	}
-	return 0
-}
-
 func (r Recorder) pass(op string, t tensor.DType, n int64) {
 	if n > 0 {
 		r(Work{Op: op, DType: t, Bytes: n})
@@ -75,7 +67,11 @@ func (r Recorder) AddRMSNorm(y, _, sum, a, b, _ View, _ float64) {
 
 // RMSNormBackward records the gradients of a norm.
 func (r Recorder) RMSNormBackward(dx, _, dy, x, _, _ View, accumulate bool) {
-	r.pass("rmsnorm backward", x.DType(), sizeOf(dx, dy, x)+half(dx, accumulate))
+	n := sizeOf(dx, dy, x)
+	if accumulate { // it also reads dx
+		n += sizeOf(dx)
+	}
+	r.pass("rmsnorm backward", x.DType(), n)
 }
 
 // NormRope records a rotation, of normalised heads where w is given.

@@ -233,7 +233,7 @@ const keptUp = 6e-3
 func (m *Model) keep() {
 	for _, a := range m.set.Attention {
 		if both := a.Seconds + a.Further; a.Mask == Full && a.Further > 0 && both >= keptUp {
-			x, flops := m.kernelOf(a.key()), 2*attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)
+			x, flops := m.kernelOf(a.key()), 2*AttentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)
 			if rate := math.Log(flops / both); math.IsInf(x.most, 1) || rate > x.most {
 				x.most = rate
 			}
@@ -248,7 +248,7 @@ func (m *Model) ratio(a *Attention) float64 {
 	if math.IsInf(most, 1) {
 		return a.Further / a.Seconds
 	}
-	kept := attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim) / math.Exp(most)
+	kept := AttentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim) / math.Exp(most)
 	one := max(a.Seconds, kept)
 	return max(a.Seconds+a.Further-one, kept) / one
 }

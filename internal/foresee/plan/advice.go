@@ -274,10 +274,40 @@ func (s smaller) fewer(factor int) (smaller, bool) {
 func (d *demand) less(factor int) *demand {
 	part := func(n int) int { return (n + factor - 1) / factor }
 	l := *d
-	l.tokens, l.buffers, l.works = part(d.tokens), d.buffers/int64(factor), map[[2]int]planner.Work{}
+	l.tokens, l.buffers, l.works = part(d.tokens), d.buffers/int64(factor), map[planner.Work]planner.Work{}
 	for h, w := range d.works {
 		w.Queries, w.Keys = part(w.Queries), part(w.Keys)
 		l.works[h] = w
 	}
 	return &l
+}
+
+// measured returns the memory of a run by of, with advice by alike if it does not fit.
+func measured(of, alike measure, cfg *config.Config, ranks int, machine machine.Machine, data *Data) (Memory, error) {
+	d, err := demandOf(cfg, machine, nil)
+	if err != nil {
+		return Memory{}, err
+	}
+	d.data(data)
+	m, err := of(cfg, ranks, machine, d)
+	return m.advised(alike, cfg, ranks, machine, d), err
+}
+
+// MemoryOf returns the memory of a run of a resolved config on a machine.
+func MemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
+	return measured(memoryOf, memoryOf, cfg, ranks, machine, nil)
+}
+
+// EvalMemoryOf returns the memory of an evaluation, without gradients and moments.
+func EvalMemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
+	return measured(evalMemory, evalMemory, cfg, ranks, machine, nil)
+}
+
+func evalMemory(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
+	c := *cfg
+	c.Memory.Offload, c.Checkpoint.Async = "off", new(false)
+	m, err := memoryOf(&c, ranks, machine, d)
+	m.Gradients, m.Optimizer, m.Activations, m.Layers = 0, 0, m.validation, Layers{}
+	m.total(cfg, machine, ranks)
+	return m, err
 }

@@ -15,6 +15,30 @@ import (
 // planned returns the memory of a 3B llama, on GPUs or a CPU with that many MiB.
 func planned(t *testing.T, device string, ranks int, mib int64, set ...string) Memory {
 	t.Helper()
+	cfg, m := bigLlama(t, device, ranks, mib, set...)
+	mem, err := Fit(cfg, ranks, m, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mem
+}
+
+// unadvised returns the memory that Fit chooses, without advice, which takes longer.
+func unadvised(t *testing.T, cfg *config.Config, ranks int, on machine.Machine) Memory {
+	t.Helper()
+	d, err := demandOf(cfg, on, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := fit(cfg, ranks, on, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func bigLlama(t *testing.T, device string, ranks int, mib int64, set ...string) (*config.Config, machine.Machine) {
+	t.Helper()
 	cfg, err := config.Load("../../../examples/bench/llama-3.2-3b-32k.yaml", config.Options{Ranks: ranks,
 		Device: device, Set: set, NoFiles: true})
 	if err != nil {
@@ -26,11 +50,7 @@ func planned(t *testing.T, device string, ranks int, mib int64, set ...string) M
 			Memory: mib << 20}
 	}
 	cfg.Parallel.Backend = "flash"
-	mem, err := Fit(cfg, ranks, m, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return mem
+	return cfg, m
 }
 
 var (
@@ -95,9 +115,13 @@ func TestAdvice(t *testing.T) {
 		if c.together || c.ranks == 1 && c.device == "cuda" { // several keys, or a key and ranks
 			continue
 		}
+		with := func(ranks int, more ...string) *Memory {
+			cfg, on := bigLlama(t, c.device, ranks, c.mib, append(slices.Clone(c.set), more...)...)
+			m := unadvised(t, cfg, ranks, on)
+			return &m
+		}
 		for _, key := range keys.FindAllStringSubmatch(advice, -1) {
-			if less := planned(t, c.device, c.ranks, c.mib, append(slices.Clone(c.set),
-				key[1]+"="+key[2])...); !less.Fits {
+			if less := with(c.ranks, key[1]+"="+key[2]); !less.Fits {
 				t.Errorf("%v with %s: %s", c.set, key[0], less.Verdict())
 			}
 		}
@@ -106,20 +130,18 @@ func TestAdvice(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			with := func(value int) *Memory {
-				ranks, set := value, c.set
+			changed := func(value int) *Memory {
 				if strings.HasPrefix(n[1], "data") {
-					ranks, set = c.ranks, append(slices.Clone(c.set), "data.seq_len="+strconv.Itoa(value))
+					return with(c.ranks, "data.seq_len="+strconv.Itoa(value))
 				}
-				m := planned(t, c.device, ranks, c.mib, set...)
-				return &m
+				return with(value)
 			}
 			less := map[string]int{"at least": value / 2}[n[1]]
 			if less == 0 {
 				less = 2 * value
 			}
-			if !with(value).Fits || with(less).Fits {
-				t.Errorf("%v with %s: %s; with %d: %s", c.set, n[0], with(value).Verdict(), less, with(less).Verdict())
+			if is, not := changed(value), changed(less); !is.Fits || not.Fits {
+				t.Errorf("%v with %s: %s; with %d: %s", c.set, n[0], is.Verdict(), less, not.Verdict())
 			}
 		}
 	}
@@ -143,7 +165,8 @@ func TestReserve(t *testing.T) {
 			{"auto", need * 4 / 100, true}, {"auto", need * 2 / 100, false}, {"3%", need * 2 / 100, false},
 			{"2%", need * 3 / 100, true},
 		} {
-			m := planned(t, device, 2, need+c.extra, append(set, "memory.reserve="+c.reserve)...)
+			cfg, on := bigLlama(t, device, 2, need+c.extra, append(set, "memory.reserve="+c.reserve)...)
+			m := unadvised(t, cfg, 2, on)
 			if m.Fits != c.fits || strings.Contains(m.Verdict(), "memory.reserve") != (c.reserve != "0") {
 				t.Errorf("%s with %d MiB beside the need and reserve %s: %s", device, c.extra, c.reserve, m.Verdict())
 			}

@@ -4,10 +4,10 @@ import (
 	"cmp"
 
 	"github.com/cprun/cprun/internal/foresee/backend"
+	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
-	"github.com/cprun/cprun/partition"
 )
 
 // lossChunks lists numbers of tokens with logits in memory at once on a GPU. More than the largest make no matrix
@@ -32,10 +32,10 @@ func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Mem
 		if err != nil {
 			return Memory{}, err
 		}
-		chunks = upTo(max(1, tokens))
+		chunks = upTo(max(1, tokens*cfg.Train.MicroBatchSize))
 		good = min(goodChunks, len(chunks))
 	}
-	s := search{cfg: cfg, ranks: ranks, machine: machine, demand: d, speed: speedOf(cfg, ranks, machine, d)}
+	s := newSearch(cfg, ranks, machine, d)
 	list := choices(cfg.Memory, machine)
 	err := s.over(list, chunks[:good])
 	if err == nil && !s.memory.Fits && good < len(chunks) {
@@ -65,10 +65,11 @@ func choices(auto config.Memory, machine machine.Machine) (list []config.Memory)
 		}
 		return []string{given}
 	}
-	c := auto
-	for _, c.Offload = range open(auto.Offload, offloads) {
-		for _, c.Recompute = range open(auto.Recompute, recomputes) {
-			for _, c.Shard = range open(auto.Shard, shards) {
+	for _, offload := range open(auto.Offload, offloads) {
+		for _, recompute := range open(auto.Recompute, recomputes) {
+			for _, shard := range open(auto.Shard, shards) {
+				c := auto
+				c.Offload, c.Recompute, c.Shard = offload, recompute, shard
 				list = append(list, c)
 			}
 		}
@@ -76,29 +77,65 @@ func choices(auto config.Memory, machine machine.Machine) (list []config.Memory)
 	return list
 }
 
-// A search finds the fastest choice that fits.
+// A search finds the fastest choice that fits. It times choices roughly, by published figures of the device, so that
+// the order of choices is the same with and without a cost table.
 type search struct {
-	cfg     *config.Config
-	ranks   int
-	machine machine.Machine
-	demand  *demand
-	speed   speed
+	cfg       *config.Config
+	ranks     int
+	machine   machine.Machine
+	demand    *demand
+	rate      float64      // FLOP/s
+	attention []layerTimes // by layer
+	passes    map[dropped]*rehearsal
 
 	best    config.Memory
 	memory  Memory // of best
 	seconds float64
 }
 
+// dropped names the rehearsals of choices that compute the same again.
+type dropped struct {
+	recompute string
+	layers    int
+}
+
+const (
+	reached  = 0.6   // share of the published peak that products and attention reach
+	plainGPU = 1e14  // FLOP/s of an unknown device
+	plainNet = 50e9  // bytes a second of an unknown link to other hosts
+	plainBus = 450e9 // and inside a host
+)
+
+func newSearch(cfg *config.Config, ranks int, on machine.Machine, d *demand) *search {
+	s := &search{cfg: cfg, ranks: ranks, machine: on, demand: d, rate: plainGPU, passes: map[dropped]*rehearsal{}}
+	if peak := on.Peak(); peak > 0 {
+		s.rate = reached * peak
+	}
+	for _, l := range cfg.Model.Layers() {
+		m := l.Mixer
+		pairs := model.VisiblePairs([]int{cfg.Data.SeqLen}, m.Window) * float64(sequences(cfg)) /
+			float64(cfg.Parallel.Context)
+		t := cost.AttentionFLOPs(pairs, m.Heads, m.Dim, m.DimV) / s.rate
+		s.attention = append(s.attention, layerTimes{passTime{compute: t}, passTime{compute: 2.5 * t}})
+	}
+	return s
+}
+
 // over considers choices with these chunks. Among equals the first wins, so that nothing changes without a need.
 func (s *search) over(list []config.Memory, chunks []int) error {
 	cfg := *s.cfg
-	for _, cfg.Memory = range list {
-		for _, cfg.Memory.LossChunk = range chunks {
+	for _, choice := range list {
+		for _, chunk := range chunks {
+			cfg.Memory = choice
+			cfg.Memory.LossChunk = chunk
 			m, err := memoryOf(&cfg, s.ranks, s.machine, s.demand)
 			if err != nil {
 				return err
 			}
-			t := s.speed.extra(&cfg.Memory, &m)
+			t, err := s.extra(&cfg, &m)
+			if err != nil {
+				return err
+			}
 			better := m.Fits && t < s.seconds
 			if !s.memory.Fits {
 				better = m.Fits || s.memory.Total == 0 ||
@@ -118,81 +155,57 @@ func (s *search) over(list []config.Memory, chunks []int) error {
 	return nil
 }
 
-// A speed has rough times of a run, by published figures of the device. They order the choices, so that these are the
-// same with and without a cost table.
-type speed struct {
-	layers              int
-	products, attention float64 // seconds of a layer's forward pass
-	again               float64 // of the products that selective recompute repeats
-	gather, inside      float64 // seconds of gathering the weights of a layer, over all ranks and inside a host
-	micro               int     // passes in a step
-	host                float64 // bytes a second to and from the host
-}
-
-const (
-	reached  = 0.6   // share of the published peak that products and attention reach
-	plainGPU = 1e14  // FLOP/s of an unknown device
-	plainNet = 50e9  // bytes a second of an unknown link to other hosts
-	plainBus = 450e9 // and inside a host
-)
-
-func speedOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) speed {
-	m := &cfg.Model.Config
-	rate := plainGPU
-	if peak := on.Peak(); peak > 0 {
-		rate = reached * peak
-	}
-	tokens := float64(sequences(cfg) * d.tokens)
-	flat := model.NewLayout(m, 1)
-	weights := flat.Buckets[flat.Layer(0)].Size()
-	if flat.Frozen != nil {
-		weights += flat.Frozen.Buckets[flat.Layer(0)].Size()
-	}
-	pairs := 0.0
-	for l := range m.NumHiddenLayers {
-		pairs += model.VisiblePairs([]int{cfg.Data.SeqLen}, m.Layer(l).Mixer.Window)
-	}
-	pairs *= float64(sequences(cfg)) / float64(m.NumHiddenLayers*cfg.Parallel.Context)
-	link := cmp.Or(float64(on.Link), plainBus)
-	if on.Hosts > 1 {
-		link = cmp.Or(float64(on.Net), plainNet)
-	}
-	part := func(n int) float64 { return float64(n-1) / float64(n) }
-	bytes := float64(int64(backend.DType(cfg).Size()) * weights)
-	return speed{
-		layers:    m.NumHiddenLayers,
-		products:  2 * float64(weights) * tokens / rate,
-		again:     2 * float64(weights-int64(m.HiddenSize*m.IntermediateSize)) * tokens / rate, // all but Wdown's
-		attention: 4 * float64(m.NumAttentionHeads*m.HeadDim) * pairs / rate,
-		gather:    bytes * part(ranks) / link,
-		inside:    bytes * part(on.PerHost(ranks)) / cmp.Or(float64(on.Link), plainBus),
-		micro:     cfg.Train.GlobalBatchSize / (sequences(cfg) * cfg.Parallel.Data),
-		host:      on.HostRate(ranks),
-	}
-}
-
 // extra returns the seconds that a choice adds to a step.
-func (s *speed) extra(c *config.Memory, m *Memory) float64 {
-	forward := s.products + s.attention
-	again := map[string]float64{"selective": s.again, "full": forward}[c.Recompute]
-	backward := 2*s.products + 2.5*s.attention + again
-	layers := float64(s.layers)
-	t := layers*again + float64(m.Layers.Nothing)*forward
-	if c.Shard == "parameters" { // gradients gathers once a step
-		gather := s.gather
-		if m.Copies > 1 {
-			gather = s.inside
-		}
-		t += layers * (exposedCopy(gather, forward) + exposedCopy(gather, backward))
+func (s *search) extra(cfg *config.Config, m *Memory) (float64, error) {
+	plain := *cfg
+	plain.Memory.Recompute = string(model.RecomputeNone)
+	least, err := s.rehearsed(&plain, &Memory{})
+	if err != nil {
+		return 0, err
 	}
-	return float64(s.micro)*t + m.offloading(s.host, forward, backward, s.layers, s.micro)
+	r, err := s.rehearsed(cfg, m)
+	if err != nil {
+		return 0, err
+	}
+	forward, backward := r.sums()
+	ownForward, ownBackward := least.sums()
+	t := forward + backward - ownForward - ownBackward
+	if cfg.Memory.Shard == "parameters" { // gradients gathers once a step
+		gather := s.gather(m.Copies) // seconds of a parameter
+		for _, l := range r.layers {
+			one := gather * float64(l.trained+l.frozen)
+			t += exposedCopy(one, l.forward) + exposedCopy(one, l.backward)
+		}
+	}
+	micro := cfg.Train.GlobalBatchSize / (sequences(cfg) * cfg.Parallel.Data)
+	return float64(micro)*t + m.offloading(s.machine.HostRate(s.ranks), r, micro), nil
 }
 
-// contention is the share of a hidden copy's time that it costs the work beside it.
-const contention = 0.02
+// rehearsed returns the passes of a choice. Their seconds are in proportion to the tokens.
+func (s *search) rehearsed(cfg *config.Config, m *Memory) (*rehearsal, error) {
+	key := dropped{cfg.Memory.Recompute, m.Layers.Nothing}
+	r := s.passes[key]
+	if r == nil {
+		r = &rehearsal{batch: 1, tokens: 1, share: float64(sequences(cfg) * s.demand.tokens), attention: s.attention,
+			seconds: func(w cost.Work) float64 { return w.FLOPs() / s.rate }} // of products
+		if err := r.run(cfg, m, s.demand); err != nil {
+			return nil, err
+		}
+		s.passes[key] = r
+	}
+	return r, nil
+}
 
-// exposedCopy returns the time that a copy adds to the work beside it.
-func exposedCopy(copy, work float64) float64 { return max(copy-work, contention*copy) }
+// gather returns the seconds of gathering a parameter over all ranks, or inside a host if each has a copy.
+func (s *search) gather(copies int) float64 {
+	ranks, link := s.ranks, cmp.Or(float64(s.machine.Link), plainBus)
+	if copies > 1 {
+		ranks = s.machine.PerHost(ranks)
+	} else if s.machine.Hosts > 1 {
+		link = cmp.Or(float64(s.machine.Net), plainNet)
+	}
+	return float64(backend.DType(s.cfg).Size()) * float64(ranks-1) / float64(ranks) / link
+}
 
 // upTo returns the chunks of the loss for a number of tokens, the largest first.
 func upTo(tokens int) (chunks []int) {
@@ -202,16 +215,4 @@ func upTo(tokens int) (chunks []int) {
 		}
 	}
 	return chunks
-}
-
-func mostTokens(cfg *config.Config) (int, error) {
-	shape, err := shapeOf(cfg, nil, widest(cfg))
-	if err != nil {
-		return 0, err
-	}
-	most := 0
-	for r := range shape.Size {
-		most = max(most, partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, r)))
-	}
-	return most * cfg.Train.MicroBatchSize, nil
 }

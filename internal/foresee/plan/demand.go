@@ -10,7 +10,9 @@ import (
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -18,12 +20,13 @@ import (
 // A demand holds the largest demands of the ranks of a context group. They do not depend on recomputation and on the
 // chunks of the loss, so that Fit, which tries several, finds them once.
 type demand struct {
-	tokens            int                     // of a sample
-	buffers           int64                   // bytes of the ring's arena, for one layer, forward and backward
-	forward, backward int64                   // bytes sent for all layers of one micro batch
-	works             map[[2]int]planner.Work // by the heads of queries and of keys
-	kept              map[kept]model.Memory   // computed before
-	held, encoding    int64                   // host memory for data, as Data has them; 0: unknown
+	tokens            int                           // of a sample
+	buffers           int64                         // bytes of the ring's arena, for one layer, forward and backward
+	forward, backward int64                         // bytes sent for all layers of one micro batch
+	works             map[planner.Work]planner.Work // by the same heads, without rows and calls
+	kept              map[kept]model.Memory         // computed before
+	layouts           map[int]*model.FlatLayout     // by ranks, likewise
+	held, encoding    int64                         // host memory for data, as Data has them; 0: unknown
 }
 
 // demandOf runs the attention of ranks over a planner.Recorder. It shows the hops of the widest window to see, if it is
@@ -34,7 +37,8 @@ type demand struct {
 // beside those of others. The last two have no window: with scattered chunks, a rank may need all rows under any.
 // Other samples may take more, see TestBuffersOfPackedDocuments.
 func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, hops []Hop)) (*demand, error) {
-	d, samples := &demand{works: map[[2]int]planner.Work{}, kept: map[kept]model.Memory{}}, [][]int{nil}
+	d, samples := &demand{works: map[planner.Work]planner.Work{}, kept: map[kept]model.Memory{},
+		layouts: map[int]*model.FlatLayout{}}, [][]int{nil}
 	if n := cfg.Data.SeqLen; cfg.Data.PackDocuments && n > 2 {
 		samples = append(samples, []int{n - 1, 1}, []int{(n + 2) / 3, (n + 1) / 3, n / 3})
 	}
@@ -46,12 +50,20 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 	}
 	switch a := cfg.Parallel.Algorithm; {
 	case len(samples) == 1:
-	case widest(cfg) >= 0 && (a == "ring" || a == "hierarchical"): // rows may come in one hop, and go back in one
+	case widest(cfg).Window >= 0 && (a == "ring" || a == "hierarchical"): // rows may come in one hop, and go back in one
 		d.buffers += d.buffers / 2
 	default:
 		d.buffers += d.buffers / 16
 	}
 	return d, nil
+}
+
+// flat returns the layout of the state over ranks.
+func (d *demand) flat(cfg *config.Config, ranks int) *model.FlatLayout {
+	if d.layouts[ranks] == nil {
+		d.layouts[ranks] = model.NewLayout(&cfg.Model.Config, ranks)
+	}
+	return d.layouts[ranks]
 }
 
 // data sets the memory for data; nil: unknown.
@@ -72,16 +84,18 @@ func (d *demand) cover(cfg *config.Config, machine machine.Machine, docs []int, 
 	ranks := make([]demand, len(list))
 	requests := backend.Requests(cfg)
 	if docs != nil {
-		requests = requests[:1]
-		requests[0].WindowLeft = -1
+		for i := range requests {
+			requests[i].WindowLeft = -1
+		}
+		requests = slices.CompactFunc(requests, func(a, b backend.Request) bool { return a.Mixer() == b.Mixer() })
 	}
 	for _, layers := range requests {
-		shape, err := shapeOf(cfg, docs, layers.WindowLeft)
+		spec, err := specOf(cfg, docs, layers.Mixer())
 		if err != nil {
 			return err
 		}
 		many := len(list) > sampledRanks
-		schedules, err := ring.NewIndexedPlanner(cfg.Parallel.Algorithm, specOf(cfg, shape), nil, many)
+		schedules, err := ring.NewIndexedPlanner(cfg.Parallel.Algorithm, spec, nil, many)
 		if err != nil {
 			return err
 		}
@@ -89,8 +103,8 @@ func (d *demand) cover(cfg *config.Config, machine machine.Machine, docs []int, 
 		g.SetLimit(runtime.GOMAXPROCS(0))
 		for i, r := range list {
 			g.Go(func() error {
-				tokens := localTokens(cfg, machine, shape, r)
-				hops, err := ranks[i].add(cfg, schedules.Schedule(r), tokens, int64(layers.Layers))
+				tokens := localTokens(cfg, machine, spec.Shape, r)
+				hops, err := ranks[i].add(cfg, schedules.Schedule(r), tokens, &layers)
 				if err == nil && see != nil {
 					see(r, hops)
 				}
@@ -137,35 +151,27 @@ func looked(size, shown int) (list []int) {
 	return slices.Compact(list)
 }
 
-func layerOf(cfg *config.Config) planner.Attention {
-	q := questionOf(cfg)
-	return workloadOf(&q, planner.Topology{}).Attention
-}
-
-func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
-	return cfg.Parallel.Spec(shape, cfg.Model.NumAttentionHeads, cfg.Model.NumKeyValueHeads)
-}
-
 // most returns the largest numbers of two works with the same heads.
 func most(a, b planner.Work) planner.Work {
 	b.Calls, b.Queries, b.Keys = max(a.Calls, b.Calls), max(a.Queries, b.Queries), max(a.Keys, b.Keys)
 	return b
 }
 
-// add adds the attention of one rank in that many layers, and returns the hops of its forward pass.
-func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers int64) ([]Hop, error) {
+// add adds the attention of one rank in some layers, and returns the hops of its forward pass.
+func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers *backend.Request) ([]Hop, error) {
 	d.tokens = tokens
-	r, forward, backward, err := recorded(cfg, s, tokens)
+	r, forward, backward, err := recorded(cfg, s, layers.Mixer(), tokens)
 	if err != nil {
 		return nil, err
 	}
-	d.forward, d.backward = d.forward+layers*forward, d.backward+layers*backward
+	n := int64(layers.Layers)
+	d.forward, d.backward = d.forward+n*forward, d.backward+n*backward
 	d.buffers = max(d.buffers, r.Buffers())
 	if d.works == nil {
-		d.works = map[[2]int]planner.Work{}
+		d.works = map[planner.Work]planner.Work{}
 	}
 	for _, w := range r.Works {
-		h := [2]int{w.Heads, w.KVHeads}
+		h := planner.Work{Heads: w.Heads, KVHeads: w.KVHeads, Dim: w.Dim, DimV: w.DimV}
 		w.Calls++
 		d.works[h] = most(d.works[h], w)
 	}
@@ -174,10 +180,10 @@ func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers in
 
 // recorded runs both passes of a layer by a rank's schedule. It returns their recorder, with the hops of the forward
 // pass, and the bytes sent for one micro batch, in which packed samples follow each other.
-func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (
+func recorded(cfg *config.Config, s *ring.Schedule, layers hf.Mixer, tokens int) (
 	r planner.Recorder, forward, backward int64, err error,
 ) {
-	a := layerOf(cfg)
+	a := attentionIn(cfg, layers)
 	times := int64(cfg.Train.MicroBatchSize / a.Batch)
 	if err = r.Run(s, a, tokens, false); err != nil {
 		return r, 0, 0, err
@@ -198,4 +204,83 @@ func localTokens(cfg *config.Config, machine machine.Machine, shape partition.Sh
 		n = min(n+int(float64(n)*packedSlack)+64, shape.SeqQ)
 	}
 	return n
+}
+
+// Data is how much training data there is.
+type Data struct {
+	Files            int64    `json:"files"`
+	Documents        *int64   `json:"documents"`     // null: not counted yet, since that takes a pass over many tokens
+	Tokens           int64    `json:"tokens"`        // of all files
+	Targets          int64    `json:"targets"`       // of an epoch
+	Samples          int64    `json:"samples"`       // of an epoch
+	SampleTokens     int64    `json:"sample_tokens"` // of an epoch
+	SamplePairs      float64  `json:"sample_pairs,omitempty"`
+	DroppedDocuments int64    `json:"dropped_documents"`
+	StepsPerEpoch    int64    `json:"steps_per_epoch"`
+	EpochSamples     int64    `json:"-"`                      // with those of smaller sources of a mixture that repeat
+	HeldBytes        int64    `json:"held_bytes"`             // tokens and tables of documents in the memory of each rank
+	EncodingBytes    int64    `json:"encoding_bytes"`         // memory of each rank while it encodes text at the start
+	Ignored          []string `json:"ignored_keys,omitempty"` // of records; they change nothing
+	Warnings         []string `json:"warnings,omitempty"`     // about records
+	First            []int    `json:"-"`                      // documents of the first sample; nil: not told apart
+
+	// Retention has the shares of documents that other lengths of samples keep; none if none is dropped.
+	Retention []data.Share `json:"retention,omitempty"`
+}
+
+// maxRankHops limits the ranks in Plan.Hops, since 1,024 ranks of as many hops would take 2 GB.
+const maxRankHops = 128
+
+// RankHops has the hops of one rank's forward pass.
+type RankHops struct {
+	Rank int   `json:"rank"`
+	Hops []Hop `json:"hops"`
+}
+
+// Hop is one turn of the ring's loop, or one exchange of heads, of one layer and one micro batch.
+type Hop = planner.Hop
+
+// specOf returns the attention of one sequence over a context group in the layers of a mixer. docs are the lengths of
+// its documents; none: they are not told apart.
+func specOf(cfg *config.Config, docs []int, layers hf.Mixer) (ring.Spec, error) {
+	n := cfg.Data.SeqLen
+	lengths := docs
+	if len(docs) == 0 {
+		lengths = []int{n}
+	}
+	layout := cfg.Parallel.Layout.Layout(lengths, partition.Windows(cfg.Model.Windows())...)
+	mask, err := partition.NewMask(true, layers.Window, n, n, docs)
+	if len(docs) > 0 && err == nil {
+		layout = partition.Ready(layout, n, cfg.Parallel.Context)
+	}
+	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout, Mask: mask}
+	return cfg.Parallel.Spec(shape, layers.Heads, layers.KVHeads), err
+}
+
+// widest returns the mixer of the layers that see most.
+func widest(cfg *config.Config) hf.Mixer { return backend.Requests(cfg)[0].Mixer() }
+
+// attentionIn returns the attention of a micro batch in the layers of a mixer.
+func attentionIn(cfg *config.Config, layers hf.Mixer) planner.Attention {
+	return planner.Attention{DType: backend.DType(cfg), Batch: sequences(cfg), Mixer: layers}
+}
+
+func sequences(cfg *config.Config) int {
+	if cfg.Data.PackDocuments { // packed samples go one by one
+		return 1
+	}
+	return cfg.Train.MicroBatchSize
+}
+
+// mostTokens returns the tokens of a sequence on the rank with most.
+func mostTokens(cfg *config.Config) (int, error) {
+	spec, err := specOf(cfg, nil, widest(cfg))
+	if err != nil {
+		return 0, err
+	}
+	most := 0
+	for r := range spec.Size {
+		most = max(most, partition.Count(spec.Layout.Spans(spec.SeqQ, spec.Size, r)))
+	}
+	return most, nil
 }

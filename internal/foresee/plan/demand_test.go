@@ -16,17 +16,17 @@ import (
 func buffersOf(t *testing.T, cfg *config.Config, docs []int) (most int64) {
 	t.Helper()
 	for _, layers := range backend.Requests(cfg) {
-		shape, err := shapeOf(cfg, docs, layers.WindowLeft)
+		spec, err := specOf(cfg, docs, layers.Mixer())
 		if err != nil {
 			t.Fatal(err)
 		}
-		schedules, err := ring.NewPlanner(cfg.Parallel.Algorithm, specOf(cfg, shape))
+		schedules, err := ring.NewPlanner(cfg.Parallel.Algorithm, spec)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for rank := range shape.Size {
-			tokens := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, rank))
-			r, _, _, err := recorded(cfg, schedules.Schedule(rank), tokens)
+		for rank := range spec.Size {
+			tokens := partition.Count(spec.Layout.Spans(spec.SeqQ, spec.Size, rank))
+			r, _, _, err := recorded(cfg, schedules.Schedule(rank), layers.Mixer(), tokens)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -41,7 +41,7 @@ func buffersOf(t *testing.T, cfg *config.Config, docs []int) (most int64) {
 func TestBuffersOfPackedDocuments(t *testing.T) {
 	cases := 1200
 	if testing.Short() {
-		cases = 60
+		cases = 30
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	pick := func(list ...string) string { return list[rng.IntN(len(list))] }

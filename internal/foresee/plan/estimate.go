@@ -2,15 +2,14 @@ package plan
 
 import (
 	"cmp"
-	"math"
 	"slices"
 
-	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
@@ -65,7 +64,7 @@ type Costs struct {
 	Cores int
 }
 
-func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
+func (p *Plan) estimate(cfg *config.Config, ranks int, o Options, d *demand) error {
 	docs := o.Docs
 	if len(docs) == 0 {
 		docs = []int{cfg.Data.SeqLen}
@@ -87,7 +86,7 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 	e.FLOPsPerStep = tokens*(e.FLOPsPerStep-attention) + pairs*attention
 	e.AttentionShare = pairs * attention / e.FLOPsPerStep
 	if o.Costs.Table != nil {
-		parts, err := stepOf(cfg, ranks, o, p.Attention.Backend, &p.Memory)
+		parts, err := stepOf(cfg, ranks, o, p.Attention.Backend, &p.Memory, d)
 		if err != nil {
 			return err
 		}
@@ -106,9 +105,10 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 	return nil
 }
 
-func stepOf(cfg *config.Config, ranks int, o Options, kernel string, m *Memory) (*Parts, error) {
+func stepOf(cfg *config.Config, ranks int, o Options, kernel string, m *Memory, d *demand) (*Parts, error) {
 	s := &step{
-		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, memory: m, costs: o.Costs.Table.For(jobOf(ranks, &o)),
+		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, memory: m, demand: d,
+		costs: o.Costs.Table.For(jobOf(ranks, &o)),
 		on: planner.Topology{PerHost: o.Machine.PerHost(ranks), Shared: o.Costs.Cores > 0, Cores: o.Costs.Cores,
 			Gates: o.Machine.Arch == hopper},
 	}
@@ -116,9 +116,7 @@ func stepOf(cfg *config.Config, ranks int, o Options, kernel string, m *Memory) 
 		return nil, err
 	}
 	s.state()
-	layers, micro := cfg.Model.NumHiddenLayers, s.micro()
-	layer := float64(layers * micro)
-	s.Offload = m.offloading(o.Machine.HostRate(ranks), s.forward/layer, s.backward/layer, layers, micro)
+	s.Offload = m.offloading(o.Machine.HostRate(ranks), s.rehearsal, s.micro())
 	s.host()
 	return &s.Parts, nil
 }
@@ -152,7 +150,9 @@ type step struct {
 	on     planner.Topology
 	costs  *cost.Model
 	memory *Memory
+	demand *demand
 
+	rehearsal         *rehearsal
 	calls             int     // that the host queues
 	forward, backward float64 // device seconds of the passes, which reductions may hide behind
 }
@@ -168,34 +168,33 @@ func (s *step) passes() error {
 		return err
 	}
 	cfg := s.cfg
-	tokens, err := s.tokens()
+	tokens, err := mostTokens(cfg)
 	if err != nil {
 		return err
 	}
-	record := cost.Recorder(func(w cost.Work) {
+	r := &rehearsal{batch: sequences(cfg), tokens: tokens, share: 1, attention: attention}
+	r.seconds = func(w cost.Work) float64 {
 		t := s.costs.Work(w)
 		if s.calls++; w.Rows > 0 {
 			s.Products += t
 		} else {
 			s.Passes += t
 		}
-	})
-	batch, share := sequences(cfg), 1.0
-	if all := float64(batch) * float64(tokens); all > maxRehearsed {
-		batch, tokens, share = 1, maxRehearsed, all/maxRehearsed
+		return t
 	}
-	opt := s.memory.options(cfg)
-	if err := model.Rehearse(&cfg.Model.Config, opt, batch, tokens, backend.DType(cfg), record, attention); err != nil {
+	if all := float64(r.batch) * float64(tokens); all > maxRehearsed {
+		r.batch, r.tokens, r.share = 1, maxRehearsed, all/maxRehearsed
+	}
+	if err := r.run(cfg, s.memory, s.demand); err != nil {
 		return err
 	}
 	runs := s.micro()
 	n := float64(runs)
-	s.Products, s.Passes = n*share*s.Products, n*share*s.Passes
-	s.Attention, s.Transfers = n*attention.compute, n*attention.exposed
-	s.calls = runs * (int(share*float64(s.calls)) + attention.calls)
-	// Of the products a third is forward, and of attention two parts of seven.
-	s.forward = (s.Products+s.Passes)/3 + s.Attention*2/7
-	s.backward = (s.Products+s.Passes)*2/3 + s.Attention*5/7
+	s.Products, s.Passes = n*r.share*s.Products, n*r.share*s.Passes
+	s.Attention, s.Transfers = n*r.mixing.compute, n*r.mixing.exposed
+	s.calls = runs * (int(r.share*float64(s.calls)) + r.mixing.calls)
+	forward, backward := r.sums()
+	s.rehearsal, s.forward, s.backward = r, n*(r.begin+forward), n*(r.end+backward)
 	return nil
 }
 
@@ -206,7 +205,7 @@ func (s *step) micro() int {
 
 func (s *step) state() {
 	cfg, n := s.cfg, int64(s.ranks)
-	flat, dtype := model.NewLayout(&cfg.Model.Config, s.ranks), backend.DType(cfg)
+	flat, dtype := s.demand.flat(cfg, s.ranks), backend.DType(cfg)
 	shard, micro := state.ShardingOf(cfg.Memory.Shard), s.micro()
 	reduce, gather, tail := 0.0, 0.0, 0.0
 	own := int64(1)
@@ -277,66 +276,27 @@ func (s *step) host() {
 	}
 }
 
-func (s *step) tokens() (int, error) {
-	most, err := mostTokens(s.cfg)
-	return int(math.Ceil(float64(most) / float64(max(s.cfg.Train.MicroBatchSize, 1)))), err
-}
-
-// charged implements the attention of the model: it adds up the times of the passes of a layer.
-type charged struct {
-	layers           []layerTimes // of each layer
-	compute, exposed float64
-	calls            int
-}
-
-type layerTimes struct{ forward, backward passTime }
-
-// passTime has the seconds of one pass of attention on the slowest rank: of its kernels, and of the transfers
-// that they do not hide.
-type passTime struct {
-	compute, exposed float64
-	calls            int
-}
-
-func (c *charged) add(p passTime) error {
-	c.compute, c.exposed, c.calls = c.compute+p.compute, c.exposed+p.exposed, c.calls+p.calls
-	return nil
-}
-
-// Forward implements model.Attention.
-func (c *charged) Forward(layer int, _ attention.Partial, _, _, _ tensor.View) error {
-	return c.add(c.layers[layer].forward)
-}
-
-// Backward implements model.Attention.
-func (c *charged) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View, _ attention.Partial) error {
-	return c.add(c.layers[layer].backward)
-}
-
-func (s *step) attention() (*charged, error) {
+// attention returns the times of attention in each layer.
+func (s *step) attention() (list []layerTimes, err error) {
 	cfg := s.cfg
-	q := questionOf(cfg)
-	of := workloadOf(&q, s.on)
-	of.Backend = s.kernel
-	byWindow := map[int]layerTimes{}
-	for i := range q.Attentions {
-		window := q.Attentions[i].WindowLeft
-		shape, err := shapeOf(cfg, s.docs, window)
+	times := map[hf.Mixer]layerTimes{}
+	for _, mixer := range cfg.Model.Mixers() {
+		spec, err := specOf(cfg, s.docs, mixer)
 		if err != nil {
 			return nil, err
 		}
-		spec := specOf(cfg, shape)
-		forward, backward, err := planner.Passes(cfg.Parallel.Algorithm, spec, of.Attention, of.Topology, s.costs)
+		a := attentionIn(cfg, mixer)
+		a.Backend = s.kernel
+		forward, backward, err := planner.Passes(cfg.Parallel.Algorithm, spec, a, s.on, s.costs)
 		if err != nil {
 			return nil, err
 		}
-		byWindow[window] = layerTimes{longest(forward), longest(backward)}
+		times[mixer] = layerTimes{longest(forward), longest(backward)}
 	}
-	c := &charged{}
-	for l := range cfg.Model.NumHiddenLayers {
-		c.layers = append(c.layers, byWindow[cfg.Model.Layer(l).Mixer.Window])
+	for _, l := range cfg.Model.Layers() {
+		list = append(list, times[l.Mixer])
 	}
-	return c, nil
+	return list, nil
 }
 
 // longest returns a pass on the rank that ends last. What the host takes is counted for the whole step, in which it is
@@ -347,3 +307,11 @@ func longest(r planner.Result) passTime {
 }
 
 func busy(r *planner.Rank) float64 { return r.Compute + r.Copies + r.Exposed }
+
+// wireBytes returns the bytes of a gradient between ranks.
+func wireBytes(cfg *config.Config) int64 {
+	if cfg.Precision.GradWire == "bf16" {
+		return 2
+	}
+	return 4
+}

@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -223,10 +224,37 @@ func alone(t *testing.T, samples int) *Parts {
 
 // A plan of a thousand ranks is made while somebody waits.
 func TestPlansOfThousands(t *testing.T) {
-	start := time.Now()
-	p, _, _ := on(t, "gpu=h200,cudnn=9.19.0,gpus=8,hosts=128,net=50G", 1024, "data.seq_len=16M")
+	start, hosts := time.Now(), 128
+	if testing.Short() {
+		hosts = 32
+	}
+	p, _, _ := on(t, fmt.Sprintf("gpu=h200,cudnn=9.19.0,gpus=8,hosts=%d,net=50G", hosts), 8*hosts, "data.seq_len=16M")
 	if e := p.Estimate; e.SecondsPerStep <= 0 || e.Parts.total() != e.SecondsPerStep {
 		t.Errorf("%+v", e)
 	}
-	t.Logf("1,024 ranks in %v", time.Since(start))
+	t.Logf("%d ranks in %v", 8*hosts, time.Since(start))
+}
+
+// Equal layers get equal times. The embedding and its gradients, the head and the loss are outside of them.
+func TestRehearsalDividesAPass(t *testing.T) {
+	cfg := load(t, 1)
+	d, err := demandOf(cfg, machine.CPU(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mixing := layerTimes{passTime{compute: 100, calls: 1}, passTime{compute: 250, exposed: 5, calls: 2}}
+	r := &rehearsal{batch: 1, tokens: 1, share: 2, attention: slices.Repeat([]layerTimes{mixing},
+		cfg.Model.NumHiddenLayers), seconds: func(cost.Work) float64 { return 1 }}
+	if err := r.run(cfg, &Memory{}, d); err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range r.layers {
+		if l != r.layers[0] || l.forward <= 100 || l.backward <= 250+2*(l.forward-100)/2 || l.kept == 0 || l.trained == 0 {
+			t.Errorf("layer %d: %+v", i, l)
+		}
+	}
+	n := float64(len(r.layers))
+	if want := (passTime{100*n + 250*n, 5 * n, int(3 * n)}); r.mixing != want || r.begin != 2 || r.end <= 2*r.begin {
+		t.Errorf("%+v before the layers, %+v after, attention %+v", r.begin, r.end, r.mixing)
+	}
 }

@@ -2,19 +2,16 @@ package plan
 
 import (
 	"math"
+	"slices"
 
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/kernels/gpu"
 )
-
-// Layers counts the layers of a model by the place of their saved activations between the passes.
-type Layers struct {
-	Device  int `json:"device"`
-	Host    int `json:"host"`    // moved, except the last model.HostSlots of them
-	Nothing int `json:"nothing"` // the backward pass computes their input again, from the layers below
-}
 
 // retain returns the choice for each layer; nil: all stay on the device. Layers without input are spread evenly. Those
 // that stay on the device are the last, which the backward pass needs first.
@@ -44,23 +41,30 @@ type kept struct {
 	layers               Layers
 }
 
-// keep sets the activations with these layers.
-func (m *Memory) keep(cfg *config.Config, d *demand, l Layers) {
-	m.Layers, m.recompute = l, cfg.Memory.Recompute
-	key := kept{sequences(cfg), d.tokens, cfg.Memory.LossChunk, cfg.Memory.Recompute, l}
+// activations returns the memory of the passes with m's layers.
+func (d *demand) activations(cfg *config.Config, m *Memory) model.Memory {
+	key := kept{sequences(cfg), d.tokens, cfg.Memory.LossChunk, cfg.Memory.Recompute, m.Layers}
 	acts, ok := d.kept[key]
 	if !ok {
 		acts = model.Plan(&cfg.Model.Config, m.options(cfg), key.batch, key.tokens, backend.DType(cfg))
 		d.kept[key] = acts
 	}
+	return acts
+}
+
+// keep sets the activations with these layers.
+func (m *Memory) keep(cfg *config.Config, d *demand, l Layers) model.Memory {
+	m.Layers, m.recompute = l, cfg.Memory.Recompute
+	acts := d.activations(cfg, m)
 	m.Activations, m.validation = max(acts.Activations, acts.Validation), acts.Validation
 	m.HostActivations = acts.Host
+	return acts
 }
 
 // place decides where the saved activations of each layer are, beside the other items of m: on the device as far as
 // they fit, then on the host with memory.offload, and with full recompute nowhere for the remainder.
 func (m *Memory) place(cfg *config.Config, ranks int, on machine.Machine, d *demand) {
-	m.keep(cfg, d, Layers{})
+	acts := m.keep(cfg, d, Layers{})
 	m.total(cfg, on, ranks)
 	moves, _ := cfg.Memory.Offloads()
 	n := cfg.Model.NumHiddenLayers
@@ -72,25 +76,29 @@ func (m *Memory) place(cfg *config.Config, ranks int, on machine.Machine, d *dem
 	if m.Fits || !moves && !drops {
 		return
 	}
+	largest := max(1, slices.Max(acts.Kept))
+	smallest := largest
+	for _, bytes := range acts.Kept {
+		if bytes > 0 {
+			smallest = min(smallest, bytes)
+		}
+	}
 	need, _ := m.excess(on, ranks)
 	least, most := n, 0 // layers with a kept input, and of them on the host
 	if drops {
 		least = int(math.Ceil(float64(n) / math.Ceil(math.Sqrt(float64(n))))) // fewer take more memory
 	}
+	stay := max(least, n-int((need+largest-1)/largest)) // no more fit
 	if moves {
 		m.keep(cfg, d, Layers{Host: n})
 		m.total(cfg, on, ranks)
 		device, host := m.excess(on, ranks)
-		one := max(1, m.HostActivations/int64(n-model.HostSlots)) // bytes of a layer
-		stay := min(max(0, int(-device/one)), n-model.HostSlots)
+		stay = min(max(0, int(-device/smallest)), n-model.HostSlots)
 		if most = n - stay; drops && m.HostDevice > 0 {
-			most = min(n, model.HostSlots+max(0, int((m.HostActivations-host)/one)))
+			most = min(n, model.HostSlots+max(0, int((m.HostActivations-host)/largest)))
 		}
-		m.settle(cfg, ranks, on, d, stay, least, most)
-		return
 	}
-	input := int64(m.tokens * cfg.Model.HiddenSize * backend.DType(cfg).Size())
-	m.settle(cfg, ranks, on, d, max(least, n-int((need+input-1)/input)), least, 0)
+	m.settle(cfg, ranks, on, d, stay, least, most)
 }
 
 // settle keeps the activations of stay layers on the device, and lowers that number until the run fits. Up to most of
@@ -108,18 +116,62 @@ func (m *Memory) settle(cfg *config.Config, ranks int, on machine.Machine, d *de
 	}
 }
 
-// offloading returns the seconds that copies to and from the host add to a step of micro passes. forward and backward
-// are the times of a layer.
-func (m *Memory) offloading(rate, forward, backward float64, layers, micro int) (t float64) {
-	moved, input := max(0, m.Layers.Host-model.HostSlots), 0.0 // input: seconds to move a layer's activations
-	if moved > 0 {
-		input = float64(m.HostActivations) / float64(moved) / rate
-		t = float64(micro*moved) * (exposedCopy(input, forward) + exposedCopy(input, backward))
+// memoryOf returns the memory of a run. With sharded parameters each host has a copy of the weights, if that fits and
+// drops no inputs.
+func memoryOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) (Memory, error) {
+	if n := on.Hosts; cfg.Memory.Shard == "parameters" && n > 1 && ranks%n == 0 && ranks > n && on.Memory > 0 {
+		if m, err := memoryWith(cfg, ranks, n, on, d); err != nil || m.Fits && m.Layers.Nothing == 0 {
+			return m, err
+		}
 	}
-	if m.HostOptimizer > 0 { // beside one forward pass, which waits for the first update, on the link of the activations
-		update := float64(m.HostOptimizer) / rate / float64(layers+2)
-		t += update + float64(layers-moved)*exposedCopy(update, forward) +
-			float64(moved)*(exposedCopy(input+update, forward)-exposedCopy(input, forward))
+	return memoryWith(cfg, ranks, 1, on, d)
+}
+
+func memoryWith(cfg *config.Config, ranks, copies int, machine machine.Machine, d *demand) (Memory, error) {
+	m := Memory{Device: machine.Memory, RingBuffers: d.buffers, Copies: copies}
+	m.HostDevice, m.HostReserve = machine.HostMemory()
+	dtype, batch, flat := backend.DType(cfg), sequences(cfg), d.flat(cfg, ranks)
+	m.tokens = batch * d.tokens
+	if err := m.state(cfg, flat, ranks, m.tokens, dtype); err != nil {
+		return m, err
 	}
-	return t
+	m.HostLauncher, m.held, m.encoding = launcherBytes, d.held, d.encoding
+	if cfg.Copies() { // masters and moments, for a checkpoint that is written during training
+		m.snapshot = 3 * 4 * flat.Size() / int64(ranks)
+	}
+	if cfg.Checkpoint.Async != nil {
+		m.HostSnapshot = m.snapshot
+	}
+	if !machine.IsCPU() {
+		m.HostLauncher += libraryBytes
+		m.process = driverBytes + stagedBytes(flat, machine)
+		m.Context = contextOf(cfg, ranks, machine)
+		m.fused = fusedBytes(cfg, machine, d, batch)
+		m.Workspace = gpu.LinearWorkspace + gpu.OpsWorkspace + m.fused
+		m.place(cfg, ranks, machine, d)
+	} else {
+		m.process = processBytes + stagedBytes(flat, machine)
+		if ranks > 1 {
+			m.process += meshBytes + sharedBytes*int64(min(ranks, meshRanks)-1) // assumes that all ranks share one node
+		}
+		if dtype.Size() == 2 {
+			m.process += cpu.HalfWorkspace(cfg.Model.VocabSize)
+		}
+		m.place(cfg, ranks, machine, d)
+	}
+	m.total(cfg, machine, ranks)
+	if cfg.Checkpoint.Async == nil && m.Fits {
+		m.HostSnapshot = m.snapshot
+		if m.total(cfg, machine, ranks); !m.Fits {
+			m.HostSnapshot = 0
+			m.total(cfg, machine, ranks)
+		}
+	}
+	return m, nil
+}
+
+// Room returns the part that a run grows on demand.
+func (m *Memory) Room() state.Room {
+	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens, Layers: m.retain(),
+		Host: m.HostActivations, Copies: m.Copies}
 }

@@ -5,14 +5,12 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/internal/base/readable"
-	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/state"
-	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/tensor"
 )
@@ -98,12 +96,6 @@ func (m *Memory) Waits() string {
 		readable.Bytes(m.snapshot))
 }
 
-// Room returns the part that a run grows on demand.
-func (m *Memory) Room() state.Room {
-	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens, Layers: m.retain(),
-		Host: m.HostActivations, Copies: m.Copies}
-}
-
 // Verdict returns a sentence on whether the run fits the device; "" if that is unknown.
 func (m *Memory) Verdict() string { return m.fits + m.advice }
 
@@ -170,12 +162,11 @@ const (
 
 // stagedBytes returns the size of the staging area for state: two host buffers of up to 1 MiB each on a CPU, else
 // 32 MiB (train.newStage), and the piece and the buffer of a shard in writing.
-func stagedBytes(cfg *config.Config, ranks int, on machine.Machine) int64 {
+func stagedBytes(flat *model.FlatLayout, on machine.Machine) int64 {
 	piece := int64(8 << 20) // elements
 	if on.IsCPU() {
 		piece = checkpoint.PieceSize
 	}
-	flat := model.NewLayout(&cfg.Model.Config, ranks)
 	most := max(flat.Size(), flat.FrozenSize())
 	return 2*4*min(most, piece) + 2*4*min(most, checkpoint.PieceSize)
 }
@@ -183,83 +174,6 @@ func stagedBytes(cfg *config.Config, ranks int, on machine.Machine) int64 {
 // packedSlack limits the imbalance of packed samples, which are cut document by document: a rank may
 // have this share more tokens than with a sample of one document.
 const packedSlack = 0.02
-
-// MemoryOf returns the memory of a run of a resolved config on a machine.
-func MemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	return measured(memoryOf, memoryOf, cfg, ranks, machine, nil)
-}
-
-// measured returns the memory of a run by of, with advice by alike if it does not fit.
-func measured(of, alike measure, cfg *config.Config, ranks int, machine machine.Machine, data *Data) (Memory, error) {
-	d, err := demandOf(cfg, machine, nil)
-	if err != nil {
-		return Memory{}, err
-	}
-	d.data(data)
-	m, err := of(cfg, ranks, machine, d)
-	return m.advised(alike, cfg, ranks, machine, d), err
-}
-
-// memoryOf returns the memory of a run. With sharded parameters each host has a copy of the weights, if that fits and
-// drops no inputs.
-func memoryOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) (Memory, error) {
-	if n := on.Hosts; cfg.Memory.Shard == "parameters" && n > 1 && ranks%n == 0 && ranks > n && on.Memory > 0 {
-		if m, err := memoryWith(cfg, ranks, n, on, d); err != nil || m.Fits && m.Layers.Nothing == 0 {
-			return m, err
-		}
-	}
-	return memoryWith(cfg, ranks, 1, on, d)
-}
-
-func memoryWith(cfg *config.Config, ranks, copies int, machine machine.Machine, d *demand) (Memory, error) {
-	m := Memory{Device: machine.Memory, RingBuffers: d.buffers, Copies: copies}
-	m.HostDevice, m.HostReserve = machine.HostMemory()
-	dtype, batch := backend.DType(cfg), sequences(cfg)
-	m.tokens = batch * d.tokens
-	if err := m.state(cfg, ranks, m.tokens, dtype); err != nil {
-		return m, err
-	}
-	m.HostLauncher, m.held, m.encoding = launcherBytes, d.held, d.encoding
-	m.snapshot = snapshotBytes(cfg, ranks)
-	if cfg.Checkpoint.Async != nil {
-		m.HostSnapshot = m.snapshot
-	}
-	if !machine.IsCPU() {
-		m.HostLauncher += libraryBytes
-		m.process = driverBytes + stagedBytes(cfg, ranks, machine)
-		m.Context = contextOf(cfg, ranks, machine)
-		m.fused = fusedBytes(cfg, machine, d, batch)
-		m.Workspace = gpu.LinearWorkspace + gpu.OpsWorkspace + m.fused
-		m.place(cfg, ranks, machine, d)
-	} else {
-		m.process = processBytes + stagedBytes(cfg, ranks, machine)
-		if ranks > 1 {
-			m.process += meshBytes + sharedBytes*int64(min(ranks, meshRanks)-1) // assumes that all ranks share one node
-		}
-		if dtype.Size() == 2 {
-			m.process += cpu.HalfWorkspace(cfg.Model.VocabSize)
-		}
-		m.place(cfg, ranks, machine, d)
-	}
-	m.total(cfg, machine, ranks)
-	if cfg.Checkpoint.Async == nil && m.Fits {
-		m.HostSnapshot = m.snapshot
-		if m.total(cfg, machine, ranks); !m.Fits {
-			m.HostSnapshot = 0
-			m.total(cfg, machine, ranks)
-		}
-	}
-	return m, nil
-}
-
-// snapshotBytes returns the size of a rank's copy of masters and moments for a checkpoint that is written during
-// training; 0: the run has none.
-func snapshotBytes(cfg *config.Config, ranks int) int64 {
-	if !cfg.Copies() {
-		return 0
-	}
-	return 3 * 4 * model.NewLayout(&cfg.Model.Config, ranks).Size() / int64(ranks)
-}
 
 func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	later, live := m.HostSnapshot, m.HostSnapshot+m.held // later: not in use while the data is encoded
@@ -338,29 +252,8 @@ func (m *Memory) short(machine machine.Machine, ranks int) int64 {
 	return max(device, 0) + max(host, 0)
 }
 
-// EvalMemoryOf returns the memory of an evaluation, without gradients and moments.
-func EvalMemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	return measured(evalMemory, evalMemory, cfg, ranks, machine, nil)
-}
-
-func evalMemory(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
-	c := *cfg
-	c.Memory.Offload, c.Checkpoint.Async = "off", new(false)
-	m, err := memoryOf(&c, ranks, machine, d)
-	m.Gradients, m.Optimizer, m.Activations, m.Layers = 0, 0, m.validation, Layers{}
-	m.total(cfg, machine, ranks)
-	return m, err
-}
-
-func sequences(cfg *config.Config) int {
-	if cfg.Data.PackDocuments { // packed samples go one by one
-		return 1
-	}
-	return cfg.Train.MicroBatchSize
-}
-
-func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType) error {
-	flat, meter := model.NewLayout(&cfg.Model.Config, ranks), state.Meter{}
+func (m *Memory) state(cfg *config.Config, flat *model.FlatLayout, ranks, batch int, dtype tensor.DType) error {
+	meter := state.Meter{}
 	_, host := cfg.Memory.Offloads()
 	_, err := state.New(meter, state.Options{
 		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks, Copies: m.Copies}),
@@ -385,11 +278,11 @@ func fusedBytes(cfg *config.Config, machine machine.Machine, d *demand, batch in
 	if cfg.Parallel.Backend != backends.Fused.String() {
 		return 0
 	}
-	m, most := &cfg.Model.Config, int64(0)
+	most := int64(0)
 	for _, w := range d.works {
 		most = max(most, gpu.FusedWorkspace(gpu.FusedShape{
 			Batch: batch, SeqQ: w.Queries, SeqK: w.Keys, Heads: w.Heads, KVHeads: w.KVHeads,
-			Dim: m.HeadDim, DimV: m.HeadDim, Calls: w.Calls, Training: true,
+			Dim: w.Dim, DimV: w.DimV, Calls: w.Calls, Training: true,
 			Packed:        cfg.Data.PackDocuments && backends.Packs(machine.Arch, machine.CUDNN),
 			Deterministic: cfg.Train.Deterministic && backends.KeepsMatrix(machine.Arch, machine.CUDNN),
 		}))
@@ -403,4 +296,11 @@ func (m *Memory) Check() error {
 		return nil
 	}
 	return fmt.Errorf("this run %s; cprun plan lists what it takes", m.Verdict())
+}
+
+// Layers counts the layers of a model by the place of their saved activations between the passes.
+type Layers struct {
+	Device  int `json:"device"`
+	Host    int `json:"host"`    // moved, except the last model.HostSlots of them
+	Nothing int `json:"nothing"` // the backward pass computes their input again, from the layers below
 }

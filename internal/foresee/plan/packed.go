@@ -34,19 +34,20 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 		return nil, nil
 	}
 	n, size := cfg.Data.SeqLen, cfg.Parallel.Context
-	shape, err := shapeOf(cfg, docs, widest(cfg))
+	layers := widest(cfg)
+	spec, err := specOf(cfg, docs, layers)
 	if err != nil {
 		return nil, fmt.Errorf("documents of the first sample: %w", err)
 	}
-	schedules, err := ring.NewPlanner(cfg.Parallel.Algorithm, specOf(cfg, shape))
+	schedules, err := ring.NewPlanner(cfg.Parallel.Algorithm, spec)
 	if err != nil {
 		return nil, err
 	}
-	work := partition.Work(shape)
-	share := partition.WorkOfHeads(work, cfg.Parallel.UlyssesDegree(size), cfg.Model.NumAttentionHeads)
+	work := partition.Work(spec.Shape)
+	share := partition.WorkOfHeads(work, cfg.Parallel.UlyssesDegree(size), spec.Heads)
 	p := &Packed{Documents: docs, Imbalance: 1 / partition.Balance(share)}
-	attention := layerOf(cfg)
-	for r, spans := range partition.AllSpans(shape.Layout, n, size) {
+	attention := attentionIn(cfg, layers)
+	for r, spans := range partition.AllSpans(spec.Layout, n, size) {
 		part := PackedPart{Rank: r, Tokens: partition.Count(spans), Spans: len(spans), Pairs: work[r]}
 		var pass planner.Recorder
 		if err := pass.Run(schedules.Schedule(r), attention, part.Tokens, false); err != nil {

@@ -4,12 +4,11 @@ package plan
 
 import (
 	"github.com/cprun/cprun/internal/foresee/backend"
-	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
-	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 )
 
 // Plan is the output of `cprun plan --json`.
@@ -29,27 +28,6 @@ type Plan struct {
 	Refused       []string       `json:"refused"`  // why a run on this machine would not begin
 
 	machine, hopsBy string // for a reader
-}
-
-// Data is how much training data there is.
-type Data struct {
-	Files            int64    `json:"files"`
-	Documents        *int64   `json:"documents"`     // null: not counted yet, since that takes a pass over many tokens
-	Tokens           int64    `json:"tokens"`        // of all files
-	Targets          int64    `json:"targets"`       // of an epoch
-	Samples          int64    `json:"samples"`       // of an epoch
-	SampleTokens     int64    `json:"sample_tokens"` // of an epoch
-	SamplePairs      float64  `json:"sample_pairs,omitempty"`
-	DroppedDocuments int64    `json:"dropped_documents"`
-	StepsPerEpoch    int64    `json:"steps_per_epoch"`
-	EpochSamples     int64    `json:"-"`                      // with those of smaller sources of a mixture that repeat
-	HeldBytes        int64    `json:"held_bytes"`             // tokens and tables of documents in the memory of each rank
-	EncodingBytes    int64    `json:"encoding_bytes"`         // memory of each rank while it encodes text at the start
-	Ignored          []string `json:"ignored_keys,omitempty"` // of records; they change nothing
-	Warnings         []string `json:"warnings,omitempty"`     // about records
-
-	// Retention has the shares of documents that other lengths of samples keep; none if none is dropped.
-	Retention []data.Share `json:"retention,omitempty"`
 }
 
 // Partition is one sequence over the ranks of a context group.
@@ -78,18 +56,6 @@ type Span struct {
 	Len    int `json:"len"`
 	Stride int `json:"stride"`
 }
-
-// maxRankHops limits the ranks in Plan.Hops, since 1,024 ranks of as many hops would take 2 GB.
-const maxRankHops = 128
-
-// RankHops has the hops of one rank's forward pass.
-type RankHops struct {
-	Rank int   `json:"rank"`
-	Hops []Hop `json:"hops"`
-}
-
-// Hop is one turn of the ring's loop, or one exchange of heads, of one layer and one micro batch.
-type Hop = planner.Hop
 
 // Communication is bytes that the rank that sends most sends in one optimizer step.
 type Communication struct {
@@ -121,13 +87,13 @@ type Options struct {
 // Make plans a resolved config for that many ranks, and decides what Fit decides. It goes over the
 // schedules of all ranks once.
 func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
-	shape, err := shapeOf(cfg, nil, widest(cfg))
+	spec, err := specOf(cfg, nil, widest(cfg))
 	if err != nil {
 		return nil, err
 	}
 	p := &Plan{
 		Data: o.Data, Machine: o.Machine.Flag(), machine: o.Machine.String(),
-		Partition: partitionOf(cfg, ranks, shape), Attention: attentionOf(o.Choice), Choice: o.Chosen,
+		Partition: partitionOf(cfg, ranks, spec), Attention: attentionOf(o.Choice), Choice: o.Chosen,
 		Warnings: []string{}, Refused: append([]string{}, o.Refused...), hopsBy: cfg.Parallel.Algorithm,
 	}
 	for _, w := range cfg.Warnings {
@@ -144,7 +110,7 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	if c := o.Chosen; c != nil && c.Backend != "" && c.Backend == p.Attention.Backend {
 		p.Attention.Reason = "the fastest by the costs of this machine, where the rules have " + c.Ruled
 	}
-	if p.Hops = make([]RankHops, min(shape.Size, maxRankHops)); o.Quick {
+	if p.Hops = make([]RankHops, min(spec.Size, maxRankHops)); o.Quick {
 		see, p.Hops = nil, []RankHops{}
 	}
 	d, err := demandOf(cfg, o.Machine, see)
@@ -160,34 +126,15 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	}
 	p.Config = cfg.Map()
 	p.communication(cfg, ranks, d)
-	return p, p.estimate(cfg, ranks, o)
+	return p, p.estimate(cfg, ranks, o, d)
 }
 
-// shapeOf returns the partition of one sequence over a context group, with the mask of the layers of a window. docs
-// are the lengths of its documents; none: they are not told apart.
-func shapeOf(cfg *config.Config, docs []int, window int) (partition.Shape, error) {
-	n := cfg.Data.SeqLen
-	lengths := docs
-	if len(docs) == 0 {
-		lengths = []int{n}
-	}
-	layout := cfg.Parallel.Layout.Layout(lengths, partition.Windows(cfg.Model.Windows())...)
-	mask, err := partition.NewMask(true, window, n, n, docs)
-	if len(docs) > 0 && err == nil {
-		layout = partition.Ready(layout, n, cfg.Parallel.Context)
-	}
-	return partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout, Mask: mask}, err
-}
-
-// widest returns the mask's window in the layers that see most; -1: none.
-func widest(cfg *config.Config) int { return backend.Requests(cfg)[0].WindowLeft }
-
-func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition {
-	work := partition.Work(shape)
+func partitionOf(cfg *config.Config, ranks int, spec ring.Spec) Partition {
+	shape, work := spec.Shape, partition.Work(spec.Shape)
 	traders := cfg.Parallel.UlyssesDegree(shape.Size)
 	p := Partition{
 		Ranks: ranks, Context: shape.Size, Data: ranks / shape.Size, Layout: shape.Layout.Name(), SeqLen: shape.SeqQ,
-		Balance:  partition.Balance(partition.WorkOfHeads(work, traders, cfg.Model.NumAttentionHeads)),
+		Balance:  partition.Balance(partition.WorkOfHeads(work, traders, spec.Heads)),
 		Document: cfg.Data.PackDocuments,
 	}
 	for r, w := range work {
@@ -203,8 +150,7 @@ func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition
 
 // stateBytes counts the bytes of gradients and weights that a rank sends in a step. A
 // ring reduces or gathers n bytes by sending (ranks-1)/ranks of them.
-func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
-	flat := model.NewLayout(&cfg.Model.Config, ranks)
+func stateBytes(cfg *config.Config, flat *model.FlatLayout, ranks int, micro int64) int64 {
 	dtype := int64(backend.DType(cfg).Size())
 	grads, weights := wireBytes(cfg)*flat.Size(), dtype*flat.Size()
 	total := 2 * grads
@@ -219,14 +165,6 @@ func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 	return total * int64(ranks-1) / int64(ranks)
 }
 
-// wireBytes returns the bytes of a gradient between ranks.
-func wireBytes(cfg *config.Config) int64 {
-	if cfg.Precision.GradWire == "bf16" {
-		return 2
-	}
-	return 4
-}
-
 func (p *Plan) communication(cfg *config.Config, ranks int, d *demand) {
 	micro := int64(cfg.Train.GlobalBatchSize / (cfg.Train.MicroBatchSize * p.Partition.Data))
 	forward := micro * d.forward
@@ -234,7 +172,7 @@ func (p *Plan) communication(cfg *config.Config, ranks int, d *demand) {
 		forward *= 2
 	}
 	forward += micro * d.forward * int64(p.Memory.Layers.Nothing) / int64(cfg.Model.NumHiddenLayers)
-	grads := stateBytes(cfg, ranks, micro)
+	grads := stateBytes(cfg, d.flat(cfg, ranks), ranks, micro)
 	p.Communication = Communication{AttentionForward: forward, AttentionBackward: micro * d.backward, Gradients: grads}
 	p.Communication.Total = forward + p.Communication.AttentionBackward + grads
 }

@@ -132,10 +132,7 @@ const hopper = 90 // the architecture; flash waits for rows within a call there
 func workloadOf(q *Question, on planner.Topology) planner.Workload {
 	r := &q.Attentions[0]
 	c := planner.Workload{
-		Attention: planner.Attention{
-			DType: r.DType, Batch: r.Batch,
-			Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.HeadDim, DimV: r.HeadDimV,
-		},
+		DType: r.DType, Batch: r.Batch,
 		Tokens: r.SeqQ, Docs: q.Docs, Ranks: max(1, r.ContextSize), Topology: on, Recompute: q.Recompute,
 	}
 	if r.Documents {
@@ -143,7 +140,7 @@ func workloadOf(q *Question, on planner.Topology) planner.Workload {
 	}
 	for i := range q.Attentions {
 		r := &q.Attentions[i]
-		c.Layers = append(c.Layers, planner.LayerGroup{Window: r.WindowLeft, Count: max(1, r.Layers)})
+		c.Layers = append(c.Layers, planner.LayerGroup{Mixer: r.Mixer(), Count: max(1, r.Layers)})
 	}
 	return c
 }

@@ -14,24 +14,26 @@ import (
 	"math"
 	"slices"
 
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
-// A LayerGroup describes the layers of a model with one mask.
+// A LayerGroup describes the layers of a model with one mixer.
 type LayerGroup struct {
-	Window int // visible keys before a query's own; -1: all
-	Count  int // of layers
+	hf.Mixer
+	Count int // of layers
 }
 
 // A Workload is the attention of all layers of a model over the ranks of a context group.
 type Workload struct {
-	Attention              // its Backend is left to the strategies
-	Tokens    int          // of a sequence, over all ranks
-	Docs      []int        // the lengths of its documents; none: one sequence
-	Layers    []LayerGroup // each window once
-	Ranks     int          // of the context group
+	DType  tensor.DType // of q, k and v
+	Batch  int          // samples in one pass
+	Tokens int          // of a sequence, over all ranks
+	Docs   []int        // the lengths of its documents; none: one sequence
+	Layers []LayerGroup // each mixer once
+	Ranks  int          // of the context group
 	Topology
 	// Recompute says that the backward pass runs the forward pass again.
 	Recompute bool

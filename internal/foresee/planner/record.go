@@ -7,6 +7,7 @@ import (
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
@@ -17,12 +18,10 @@ type View = tensor.View
 
 // Attention is one attention over ranks, apart from its schedule.
 type Attention struct {
-	Backend   string       // of package internal/model/backends
-	DType     tensor.DType // of q, k and v, and of their messages
-	Batch     int          // samples in one pass
-	Heads     int          // of q
-	KVHeads   int          // of k and v
-	Dim, DimV int          // of a head of k, and of v
+	Backend  string       // of package internal/model/backends
+	DType    tensor.DType // of q, k and v, and of their messages
+	Batch    int          // samples in one pass
+	hf.Mixer              // its window is in the schedule
 }
 
 // A Recorder replaces the devices of one rank. A ring over it runs its real loop without data, and the Recorder records
@@ -61,9 +60,9 @@ type Hop struct {
 
 // Work is the load of one forward pass on the kernel: its heads, its calls, and the most rows of one.
 type Work struct {
-	Heads, KVHeads int
-	Calls          int
-	Queries, Keys  int // rows
+	Heads, KVHeads, Dim, DimV int
+	Calls                     int
+	Queries, Keys             int // rows
 }
 
 // Ring returns a ring over the Recorder.
@@ -116,13 +115,14 @@ func (r *Recorder) call(b *attention.Block) {
 	h := &r.Hops[len(r.Hops)-1]
 	h.Tiles, h.Pairs = h.Tiles+len(b.Tiles), h.Pairs+partition.Pairs(b.Tiles)
 	r.work.Calls++
-	r.work.KVHeads, r.work.Keys = b.K.Len(tensor.Heads), max(r.work.Keys, b.K.Len(tensor.Seq))
+	r.work.KVHeads, r.work.DimV = b.K.Len(tensor.Heads), b.V.Len(tensor.Dim)
+	r.work.Keys = max(r.work.Keys, b.K.Len(tensor.Seq))
 }
 
 func (r *Recorder) begin(q View, backward bool) {
 	batch, rows, heads, dim := q.Len(tensor.Batch), q.Len(tensor.Seq), q.Len(tensor.Heads), q.Len(tensor.Dim)
 	r.pass = Call{DType: q.DType(), Backward: backward, Batch: batch, Heads: heads, Dim: dim}
-	r.work = Work{Heads: heads, Queries: rows, Keys: rows}
+	r.work = Work{Heads: heads, Dim: dim, Queries: rows, Keys: rows}
 }
 
 type kernel struct{ *Recorder }

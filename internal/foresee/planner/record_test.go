@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
@@ -29,7 +30,7 @@ func record(t testing.TB, r *Recorder, algorithm string, s ring.Spec, a Attentio
 func TestBytesOfExchangedHeads(t *testing.T) {
 	s := specOf(t, true, -1, 16, 2, partition.Contiguous{})
 	s.Heads, s.KVHeads = 4, 2
-	a := Attention{DType: tensor.BF16, Batch: 1, Heads: 4, KVHeads: 2, Dim: 2, DimV: 3}
+	a := Attention{DType: tensor.BF16, Batch: 1, Mixer: hf.Mixer{Heads: 4, KVHeads: 2, Dim: 2, DimV: 3}}
 	const q, kv = 8 * 2, 8 * 1 // rows and heads
 	const queries, keys, out, lse = q * 2 * 2, kv * (2 + 3) * 2, q * 3 * 2, q * 4
 	if got := record(t, &Recorder{}, "ulysses", s, a, 0, false).Sent; got != queries+keys+out+lse {
@@ -45,7 +46,7 @@ func TestBytesOfExchangedHeads(t *testing.T) {
 func TestUlyssesAllocatesLittle(t *testing.T) {
 	s := specOf(t, true, -1, 64, 8, partition.Zigzag{})
 	s.Heads, s.KVHeads = 8, 8
-	a := Attention{DType: tensor.BF16, Batch: 1, Heads: 8, KVHeads: 8, Dim: 16, DimV: 16}
+	a := Attention{DType: tensor.BF16, Batch: 1, Mixer: mixer(8, 8, 16, -1)}
 	schedule, err := ring.New("ulysses", s, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +83,7 @@ func TestGroupsOfHeads(t *testing.T) {
 	a := one
 	a.Heads, a.KVHeads = 12, 3
 	r := record(t, &Recorder{}, "allgather", s, a, 0, false)
-	if want := []Work{{8, 2, 2, 4, 4}, {4, 1, 2, 4, 4}}; !reflect.DeepEqual(r.Works, want) {
+	if want := []Work{{8, 2, 1, 1, 2, 4, 4}, {4, 1, 1, 1, 2, 4, 4}}; !reflect.DeepEqual(r.Works, want) {
 		t.Errorf("passes %+v, want %+v", r.Works, want)
 	}
 	groups := map[string]int{}

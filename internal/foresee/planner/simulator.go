@@ -26,7 +26,7 @@ func newCommon(costs Costs) *common {
 type simulator struct {
 	Workload
 	*common
-	layers  LayerGroup
+	a       Attention // of the layers; its Backend is left to the strategies
 	shards  map[partition.LayoutName]*shards
 	groups  map[ring.Strategy]*group
 	follows map[followKey][]int
@@ -57,8 +57,8 @@ type followKey struct {
 
 func newSimulator(c Workload, layers LayerGroup, common *common) *simulator {
 	return &simulator{
-		Workload: c, common: common, layers: layers, shards: map[partition.LayoutName]*shards{},
-		groups:  map[ring.Strategy]*group{},
+		Workload: c, common: common, a: Attention{DType: c.DType, Batch: c.Batch, Mixer: layers.Mixer},
+		shards: map[partition.LayoutName]*shards{}, groups: map[ring.Strategy]*group{},
 		follows: map[followKey][]int{}, prices: map[string]*prices{}, times: map[onePass]float64{},
 	}
 }
@@ -67,7 +67,7 @@ func (s *simulator) of(name partition.LayoutName) (*shards, error) {
 	if x := s.shards[name]; x != nil {
 		return x, nil
 	}
-	mask, err := partition.NewMask(true, s.layers.Window, s.Tokens, s.Tokens, s.Docs)
+	mask, err := partition.NewMask(true, s.a.Window, s.Tokens, s.Tokens, s.Docs)
 	if err != nil {
 		return nil, err
 	}
@@ -152,13 +152,13 @@ func (s *simulator) pass(x *shards, p onePass) (float64, error) {
 		return 0, err
 	}
 	if s.prices[p.Backend] == nil {
-		a := s.Attention
+		a := s.a
 		a.Backend = p.Backend
 		s.prices[p.Backend] = newPrices(a, s.Topology, s.costs)
 	}
 	last := &s.last[map[bool]int{true: 1}[p.backward]]
 	if last.group != g {
-		if last.programs, err = g.programs(s.Attention, p.backward); err != nil {
+		if last.programs, err = g.programs(s.a, p.backward); err != nil {
 			return 0, err
 		}
 		last.group = g
@@ -184,7 +184,7 @@ func (s *simulator) group(x *shards, w ring.Strategy) (*group, error) {
 	if s.Ranks > ExactRanks {
 		ranks = s.follow(x, w)
 	}
-	g, err := newGroup(w.Algorithm, w.Spec(x.Shape, s.Heads, s.KVHeads), x.index, ranks)
+	g, err := newGroup(w.Algorithm, w.Spec(x.Shape, s.a.Heads, s.a.KVHeads), x.index, ranks)
 	if err == nil {
 		g.gated = gated
 		s.groups[w] = g
@@ -199,7 +199,7 @@ func (s *simulator) follow(x *shards, w ring.Strategy) []int {
 	if list, ok := s.follows[key]; ok {
 		return list
 	}
-	work := partition.WorkOfHeads(x.index.Work(), traders, s.Heads)
+	work := partition.WorkOfHeads(x.index.Work(), traders, s.a.Heads)
 	most := 0
 	for r := range work {
 		if work[r] >= work[most] {

@@ -49,12 +49,13 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 			for _, algorithm := range algorithms {
 				s := ring.Strategy{Layout: layout, Algorithm: algorithm, Backend: backend}
 				s.Gather = ruledGather(c, asked.Gather)
-				idle := algorithm == "ulysses" && c.Ranks > c.Heads // some ranks would have no heads
+				idle := algorithm == "ulysses" && c.Ranks > c.least(heads) // some ranks would have no heads
 				switch {
 				case algorithm == "allgather":
 					list = append(list, gathered(s, c, asked)...)
 				case algorithm == "hierarchical":
-					for _, s.Inner = range inners(c, asked) {
+					for _, inner := range inners(c, asked) {
+						s.Inner = inner
 						list = append(list, s)
 					}
 				case !idle || asked.Algorithm != "":
@@ -64,6 +65,14 @@ func Strategies(c Workload, asked ring.Strategy, backends []string) (list []ring
 		}
 	}
 	return list
+}
+
+func heads(k LayerGroup) int   { return k.Heads }
+func kvHeads(k LayerGroup) int { return k.KVHeads }
+
+// least returns the smallest count of heads in any layer.
+func (c *Workload) least(of func(LayerGroup) int) int {
+	return of(slices.MinFunc(c.Layers, func(a, b LayerGroup) int { return of(a) - of(b) }))
 }
 
 // windowed reports whether every layer has a sliding window of at most so many keys.
@@ -106,9 +115,9 @@ func gathered(s ring.Strategy, c Workload, asked ring.Strategy) (list []ring.Str
 			slices.Reverse(times)
 		}
 	}
-	for _, s.GatherHeads = range gathers(c, asked) {
-		for _, s.Gather = range times {
-			if s.GatherHeads == 0 || s.Gather == times[0] {
+	for _, heads := range gathers(c, asked) {
+		for _, gather := range times {
+			if s.GatherHeads, s.Gather = heads, gather; heads == 0 || gather == times[0] {
 				list = append(list, s)
 			}
 		}
@@ -123,8 +132,8 @@ func gathers(c Workload, asked ring.Strategy) []int {
 		return []int{asked.GatherHeads}
 	}
 	list := []int{0}
-	for n := c.KVHeads / 2; n > 0; n /= 2 {
-		if c.KVHeads%n == 0 {
+	for n := c.least(kvHeads) / 2; n > 0; n /= 2 {
+		if !slices.ContainsFunc(c.Layers, func(k LayerGroup) bool { return k.KVHeads%n != 0 }) {
 			list = append(list, n)
 		}
 	}
@@ -142,12 +151,12 @@ func inners(c Workload, asked ring.Strategy) (list []int) {
 		perHost = c.Ranks
 	}
 	for n := 2; n < c.Ranks; n++ {
-		if c.Ranks%n == 0 && n <= c.Heads && (perHost%n == 0 || n%perHost == 0) {
+		if c.Ranks%n == 0 && n <= c.least(heads) && (perHost%n == 0 || n%perHost == 0) {
 			list = append(list, n)
 		}
 	}
 	if len(list) == 0 && asked.Algorithm != "" {
-		list = []int{partition.Inner(c.Ranks, perHost, c.Heads, c.KVHeads)}
+		list = []int{partition.Inner(c.Ranks, perHost, c.least(heads), c.least(kvHeads))}
 	}
 	slices.Reverse(list)
 	return list

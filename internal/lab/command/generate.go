@@ -242,14 +242,13 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 		return &d, func() error { return errors.Join(d.Close(), stream.Close()) }, nil
 	}
 	q := plan.Question{Ranks: 1, PerHost: 1}
-	for l := range w.cfg.NumHiddenLayers {
+	for _, mixer := range w.cfg.Mixers() {
 		q.Attentions = append(q.Attentions, backend.Request{
 			Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring"},
 			Params: backends.Params{
 				DType: tensor.F32, Batch: 1, SeqQ: tokens, SeqKV: tokens,
-				Heads: w.cfg.NumAttentionHeads, KVHeads: w.cfg.NumKeyValueHeads,
-				HeadDim: w.cfg.HeadDim, HeadDimV: w.cfg.HeadDim, Causal: true, WindowLeft: w.cfg.Layer(l).Mixer.Window,
-				Softcap: w.cfg.AttnLogitSoftcapping > 0,
+				Heads: mixer.Heads, KVHeads: mixer.KVHeads, HeadDim: mixer.Dim, HeadDimV: mixer.DimV,
+				Causal: true, WindowLeft: mixer.Window, Softcap: w.cfg.AttnLogitSoftcapping > 0,
 			},
 		})
 	}

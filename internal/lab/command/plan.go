@@ -59,14 +59,14 @@ func Plan(path string, o PlanOptions) (int, error) {
 		fmt.Fprintln(o.Stderr, terminal.Text(line))
 	}
 	opts := plan.Options{Machine: machine, Choice: choice.Choice, Costs: o.costs(machine), Chosen: d.Chosen}
-	whole, found, refusal := o.refusal(path, ranks, machine)
+	found, refusal := o.refusal(path, ranks, machine)
 	if opts.Data = found; found != nil {
 		if err := cfg.ResolveEpochs(found.EpochSamples); err != nil {
 			return 0, &InputError{err}
 		}
 	}
-	if refusal == nil {
-		opts.Docs, refusal = firstDocuments(d.First(), whole)
+	if found != nil && refusal == nil {
+		opts.Docs = found.First
 	}
 	opts.Refused = lines(refusal)
 	p, err := plan.Make(cfg, ranks, opts)
@@ -192,15 +192,13 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan, count
 }
 
 // refusal returns the faults in the files named by the config. They stop a run, but not a plan.
-func (o *PlanOptions) refusal(
-	path string, ranks int, m machine.Machine,
-) (whole *config.Config, found *plan.Data, err error) {
-	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: m.Hosts, Device: m.Device(),
+func (o *PlanOptions) refusal(path string, ranks int, m machine.Machine) (*plan.Data, error) {
+	whole, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: m.Hosts, Device: m.Device(),
 		Known: true})
-	if err == nil {
-		found, err = train.Check(whole)
+	if err != nil {
+		return nil, err
 	}
-	return whole, found, err
+	return train.Check(whole)
 }
 
 func lines(err error) []string {

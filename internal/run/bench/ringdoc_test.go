@@ -14,6 +14,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
@@ -79,7 +80,7 @@ func measuredPack(layout partition.LayoutName, size, window int, docs []int) (f 
 		rows := int64(0)
 		for r, spans := range partition.AllSpans(shape.Layout, n, size) {
 			var sent planner.Recorder
-			one := planner.Attention{DType: tensor.F32, Batch: 1, Heads: 1, KVHeads: 1, Dim: 1, DimV: 1}
+			one := planner.Attention{DType: tensor.F32, Batch: 1, Mixer: hf.Mixer{Heads: 1, KVHeads: 1, Dim: 1, DimV: 1}}
 			if err := sent.Run(p.Schedule(r), one, partition.Count(spans), false); err != nil {
 				return f, err
 			}

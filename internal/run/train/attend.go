@@ -60,10 +60,7 @@ func (t *Trainer) rehearse(o *Options) error {
 		if err != nil {
 			return err
 		}
-		of := planner.Attention{
-			DType: t.dev.Compute, Batch: t.cfg.Train.MicroBatchSize,
-			Heads: mixer.Heads, KVHeads: mixer.KVHeads, Dim: mixer.Dim, DimV: mixer.DimV,
-		}
+		of := planner.Attention{DType: t.dev.Compute, Batch: t.cfg.Train.MicroBatchSize, Mixer: mixer}
 		r := planner.Recorder{Kernel: k.Planning()}
 		for _, backward := range []bool{false, true} {
 			if err := r.Run(s, of, rows, backward); err != nil {

@@ -93,7 +93,12 @@ func FirstDocuments(cfg *config.Config) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := cutData(cfg, cfg.Data.Path, sources, cfg.Data.Shuffle)
+	return firstOf(cfg, cfg.Data.Path, sources)
+}
+
+// firstOf returns the document lengths of the first sample of a run over files.
+func firstOf(cfg *config.Config, files config.Files, sources []*data.Dataset) ([]int, error) {
+	l, err := cutData(cfg, files, sources, cfg.Data.Shuffle)
 	if err != nil {
 		return nil, err
 	}
@@ -127,6 +132,11 @@ func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer, most
 	batch := int64(cfg.Train.GlobalBatchSize)
 	found := &plan.Data{Samples: l.Samples(), SampleTokens: l.Tokens(), Targets: l.Targets(),
 		StepsPerEpoch: (l.Epoch() + batch - 1) / batch, EpochSamples: l.Epoch()}
+	if cfg.Data.PackDocuments && most == 0 {
+		if found.First, err = firstOf(cfg, files, sources); err != nil {
+			return nil, err
+		}
+	}
 	var lengths data.Lengths
 	if n := min(found.Samples, pairSamples); !l.Alike() {
 		for i := range n { // from all parts of the data

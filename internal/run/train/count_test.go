@@ -173,6 +173,9 @@ func TestDataIsCounted(t *testing.T) {
 				t.Fatalf("%s: %v", c.set, err)
 			}
 			want.StepsPerEpoch, want.EpochSamples = (want.Samples+1)/2, want.Samples
+			if want.First, err = train.FirstDocuments(cfg); err != nil {
+				t.Fatal(err)
+			}
 			if c.documents >= 0 {
 				want.Documents = &c.documents
 			}

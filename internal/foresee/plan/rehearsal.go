@@ -1,0 +1,146 @@
+package plan
+
+import (
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/foresee/backend"
+	"github.com/cprun/cprun/internal/foresee/cost"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A rehearsal is both passes of a model over devices that only record. It has the seconds and sizes of the layers.
+type rehearsal struct {
+	batch, tokens int
+	share         float64                 // tokens of the run for each rehearsed token
+	attention     []layerTimes            // by layer
+	seconds       func(cost.Work) float64 // of any other operation on the rehearsed tokens
+
+	flat       *model.FlatLayout
+	layers     []layer
+	first, all int64   // trained parameters that the forward pass reads before any layer; and of the model
+	begin, end float64 // seconds before the layers; and after them, of the head, the loss and the embedding's gradients
+	at         *float64
+	turned     bool     // the forward pass is over
+	mixing     passTime // of attention in all layers
+}
+
+// A layer has the seconds of its passes, the backward pass with its recomputation, and its sizes.
+type layer struct {
+	forward, backward float64
+	kept              int64 // bytes of saved activations
+	trained, frozen   int64 // matrices
+}
+
+// run rehearses a run of cfg with the layers of m.
+func (r *rehearsal) run(cfg *config.Config, m *Memory, d *demand) error {
+	for _, bytes := range d.activations(cfg, m).Kept {
+		r.layers = append(r.layers, layer{kept: bytes})
+	}
+	flat := d.flat(cfg, 1)
+	for i, b := range flat.Buckets {
+		if b.Layer < 0 {
+			continue
+		}
+		l := &r.layers[b.Layer]
+		if l.trained += b.Size(); flat.Frozen != nil {
+			l.frozen += flat.Frozen.Buckets[i].Size()
+		}
+	}
+	r.flat, r.first, r.all, r.at = flat, flat.Buckets[flat.Embedding()].Size(), flat.Size(), &r.begin
+	opt := m.options(cfg)
+	opt.Hooks.Use, opt.Hooks.Done = r.use, r.done
+	record := cost.Recorder(func(w cost.Work) { *r.at += r.seconds(w) })
+	err := model.Rehearse(&cfg.Model.Config, opt, r.batch, r.tokens, backend.DType(cfg), record, r)
+	r.begin, r.end = r.share*r.begin, r.share*r.end
+	for i := range r.layers {
+		l := &r.layers[i]
+		l.forward, l.backward = r.share*l.forward, r.share*l.backward
+	}
+	return err
+}
+
+// use begins the operations on the weights of a bucket.
+func (r *rehearsal) use(bucket, _ int) error {
+	i := r.flat.Buckets[bucket].Layer
+	switch {
+	case i >= 0 && r.turned:
+		r.at = &r.layers[i].backward
+	case i >= 0:
+		r.at = &r.layers[i].forward
+	case r.at != &r.begin: // the head, above the layers
+		r.turned, r.at = true, &r.end
+	}
+	return nil
+}
+
+// done ends the operations on the gradients of a bucket.
+func (r *rehearsal) done(int) error {
+	r.at = &r.end
+	return nil
+}
+
+// sums returns the seconds of both passes of all layers.
+func (r *rehearsal) sums() (forward, backward float64) {
+	for i := range r.layers {
+		forward, backward = forward+r.layers[i].forward, backward+r.layers[i].backward
+	}
+	return forward, backward
+}
+
+type layerTimes struct{ forward, backward passTime }
+
+// A passTime holds the seconds of one pass of attention on the slowest rank: of its kernels, and of the
+// transfers that they do not hide.
+type passTime struct {
+	compute, exposed float64
+	calls            int
+}
+
+// mix adds a pass of attention. Its times are for all tokens.
+func (r *rehearsal) mix(p passTime) error {
+	*r.at += p.compute / r.share
+	x := &r.mixing
+	x.compute, x.exposed, x.calls = x.compute+p.compute, x.exposed+p.exposed, x.calls+p.calls
+	return nil
+}
+
+// Forward implements model.Attention.
+func (r *rehearsal) Forward(layer int, _ attention.Partial, _, _, _ tensor.View) error {
+	return r.mix(r.attention[layer].forward)
+}
+
+// Backward implements model.Attention.
+func (r *rehearsal) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View, _ attention.Partial) error {
+	return r.mix(r.attention[layer].backward)
+}
+
+// offloading returns the seconds that copies to and from the host, at a rate, add to a step of micro passes.
+func (m *Memory) offloading(rate float64, r *rehearsal, micro int) (t float64) {
+	input := make([]float64, len(r.layers)) // seconds to move the activations of each layer
+	moved := m.Layers.Host - model.HostSlots
+	for i, retain := range m.retain() {
+		if l := &r.layers[i]; retain.Host && moved > 0 {
+			moved--
+			input[i] = float64(l.kept) / rate
+			t += float64(micro) * (exposedCopy(input[i], l.forward) + exposedCopy(input[i], l.backward))
+		}
+	}
+	if m.HostOptimizer == 0 {
+		return t
+	}
+	// Updates run beside one forward pass, which waits for the first, on the link of the activations.
+	update := float64(m.HostOptimizer) / rate / float64(r.all) // of a parameter
+	t += update * float64(r.first)
+	for i := range r.layers {
+		l := &r.layers[i]
+		t += exposedCopy(input[i]+update*float64(l.trained), l.forward) - exposedCopy(input[i], l.forward)
+	}
+	return t
+}
+
+// contention is the share of a hidden copy's time that it costs the work beside it.
+const contention = 0.02
+
+// exposedCopy returns the time that a copy adds to the work beside it.
+func exposedCopy(copy, work float64) float64 { return max(copy-work, contention*copy) }
