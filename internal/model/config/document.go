@@ -221,7 +221,7 @@ func (c *Config) visit(fn func(path string, value any)) {
 			}
 			continue
 		}
-		if section == ropeSection && !hasType(k.rope, r.Type) {
+		if section == ropeSection && !k.json.OfRope(r.Type) {
 			continue
 		}
 		open(section)

@@ -18,7 +18,7 @@ func fuzzDisk() disk {
 		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 16, RopeTheta: 10000, RMSNormEps: 1e-5,
 		MaxPositionEmbedding: 1024,
 		InitializerRange:     0.02, LayerTypes: []string{},
-		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2, OriginalMax: 512}}
+		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2}}
 	// Files by path, nil; directories with their model.
 	tree := map[string]*hf.Config{"/work/hf": model, "/cfg/hf": model, "/cfg/text.txt": nil, "/cfg/tokens.bin": nil,
 		"/work/tokens.bin":  nil,

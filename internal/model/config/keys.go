@@ -3,7 +3,6 @@ package config
 import (
 	"math"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -28,8 +27,9 @@ type key struct {
 	known    func() []string // in place of choices: the registered names
 	min, max int64           // of integers; max 0: maxInt
 	within   string          // of numbers, an interval: "(0, 1]"
-	rope     string          // types of rope scaling with the key; only in rope_scaling
-	needs    string          // those of these types that require it
+
+	json *hf.ConfigKey // the row of config.json; nil: it has no such key
+	with []string      // other keys of the same rules of package hf: their faults may cause one of this key
 }
 
 func (k *key) allowed() []string {
@@ -42,7 +42,7 @@ func (k *key) allowed() []string {
 const (
 	maxInt      = math.MaxInt32 // of widths, steps and samples
 	maxHeads    = 1 << 16       // of heads, and their width
-	maxLayers   = 1 << 10       // far above known models; plans and runs keep lists of layers
+	maxLayers   = 1 << 10       // bounds lora.layers_to_transform
 	maxSMMargin = 128           // below the SMs of any supported GPU
 	maxLen      = 1 << 30       // of tokens of a sample
 	maxRanks    = 1 << 20
@@ -84,85 +84,37 @@ var sections = []struct{ path, doc string }{
 	{"log", "Reports during training."},
 }
 
-var keys = append(modelKeys, runKeys...)
+var keys = append(modelKeys(), runKeys...)
 
-var modelKeys = []key{
-	{path: "model.from", def: "null", word: "null",
-		doc: "Hugging Face directory with `config.json` and `*.safetensors`; null: random weights"},
-	{path: "model.architecture", def: "llama", known: hf.Families,
-		doc: hf.About()},
-	{path: "model.vocab_size", min: 1, doc: "rows of the embedding"},
-	{path: "model.resize_embeddings", def: "null", word: "null", min: 1,
-		doc: "rows of the embedding and the head in place of those of `model.from`, at least as many; the new ones begin " +
-			"as the mean of the old, as in transformers' resize_token_embeddings; vocab_size becomes this; null: as in " +
-			"`model.from`"},
-	{path: "model.hidden_size", min: 1, doc: "width of the residual stream"},
-	{path: "model.intermediate_size", min: 1, doc: "width of the gated MLP"},
-	{path: "model.num_hidden_layers", min: 1, max: maxLayers, doc: "transformer layers"},
-	{path: "model.num_attention_heads", min: 1, max: maxHeads, doc: "query heads"},
-	{path: "model.num_key_value_heads", def: "null", word: "null", min: 1, max: maxHeads,
-		doc: "key and value heads; divides the query heads; null: as many as query heads"},
-	{path: "model.head_dim", def: "null", word: "null", min: 2, max: maxHeads,
-		doc: "width of one head, even; null: hidden_size / num_attention_heads"},
-	{path: "model.rope_theta", def: "10000.0", within: "(1, inf)", doc: "base of the rotary frequencies"},
-	{path: "model.rope_scaling.rope_type", choices: []string{"linear", "llama3", "yarn", "longrope", "default"},
-		rope: "linear llama3 yarn longrope", needs: "linear llama3 yarn longrope",
-		at:  func(c *Config) any { return &c.Model.RopeScaling.Type },
-		doc: "yarn: arXiv:2309.00071; longrope: arXiv:2402.13753; default: no scaling"},
-	{path: "model.rope_scaling.factor", within: "[1, inf)",
-		rope: "linear llama3 yarn longrope", needs: "linear llama3 yarn",
-		doc: "new length / trained length; longrope: from max_position_embeddings"},
-	{path: "model.rope_scaling.short_factor", within: "(0, inf)", rope: "longrope", needs: "longrope",
-		doc: "divides the frequency of each pair of dimensions, in documents up to the trained length"},
-	{path: "model.rope_scaling.long_factor", within: "(0, inf)", rope: "longrope", needs: "longrope",
-		doc: "likewise in longer documents"},
-	{path: "model.rope_scaling.low_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
-		doc: "wavelengths above trained length / this are stretched fully"},
-	{path: "model.rope_scaling.high_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
-		doc: "wavelengths below trained length / this stay; above low_freq_factor"},
-	{path: "model.rope_scaling.original_max_position_embeddings", min: 1, rope: "llama3 yarn longrope",
-		needs: "llama3 longrope",
-		at:    func(c *Config) any { return &c.Model.RopeScaling.OriginalMax },
-		doc:   "trained length, tokens; yarn: max_position_embeddings"},
-	{path: "model.rope_scaling.beta_fast", def: "32.0", within: "(0, inf)", rope: "yarn",
-		doc: "frequencies with more turns than this over the trained length stay"},
-	{path: "model.rope_scaling.beta_slow", def: "1.0", within: "(0, inf)", rope: "yarn",
-		doc: "frequencies with fewer turns than this are stretched fully"},
-	{path: "model.rope_scaling.attention_factor", def: "null", word: "null", within: "(0, inf)",
-		rope: "yarn longrope",
-		doc:  "null: yarn: from mscale, else 0.1 ln(factor) + 1; longrope: sqrt(1 + ln(factor) / ln(trained length))"},
-	{path: "model.rope_scaling.mscale", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
-		doc: "DeepSeek's form of attention_factor"},
-	{path: "model.rope_scaling.mscale_all_dim", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
-		doc: "DeepSeek's form of attention_factor"},
-	{path: "model.rope_scaling.truncate", def: "null", word: "null", rope: "yarn",
-		doc: "round the ramp's bounds to whole dimensions"},
-	{path: "model.partial_rotary_factor", def: "null", word: "null", within: "(0, 1]",
-		doc: "share of a head's dimensions that rotate, the first; null: all; below 1 only in phi3"},
-	{path: "model.no_rope_layers", def: "null", word: "null", max: 1,
-		doc: "for each layer 1 if it rotates, or 0; only in smollm3, where null is 0 for every fourth layer"},
-	{path: "model.attention_bias", def: "false",
-		doc: "biases of the projections of attention; qwen2 has those of queries, keys and values in any case"},
-	{path: "model.mlp_bias", def: "false", doc: "biases of the projections of the MLP"},
-	{path: "model.rope_local_base_freq", def: "null", word: "null", within: "(1, inf)",
-		doc: "rope_theta of layers with a window, which rope_scaling leaves alone; only gemma3_text; null: rope_theta"},
-	{path: "model.query_pre_attn_scalar", def: "null", word: "null", within: "(0, inf)",
-		doc: "attention scores are divided by its root; only gemma2 and gemma3_text; null: head_dim"},
-	{path: "model.attn_logit_softcapping", def: "null", word: "null", within: "(0, inf)",
-		doc: "limit of attention scores, by tanh; only gemma2; null: none"},
-	{path: "model.final_logit_softcapping", def: "null", word: "null", within: "(0, inf)",
-		doc: "limit of logits, by tanh; only gemma2 and gemma3_text; null: none"},
-	{path: "model.rms_norm_eps", def: "1.0e-6", within: "(0, inf)", doc: "added to the mean square in RMSNorm"},
-	{path: "model.tie_word_embeddings", def: "false", doc: "the output matrix is the embedding"},
-	{path: "model.max_position_embeddings", def: "null", word: "null", min: 1, max: maxLen,
-		at:  func(c *Config) any { return &c.Model.MaxPositionEmbedding },
-		doc: "longest trained length, tokens; with model.from, a longer seq_len without rope_scaling gives a warning"},
-	{path: "model.initializer_range", def: "0.02", within: "[0, inf)", doc: "standard deviation of random weights"},
-	{path: "model.sliding_window", def: "null", word: "null", min: 1, max: maxLen,
-		doc: "a token sees itself and the sliding_window - 1 tokens before it"},
-	{path: "model.layer_types", def: "null", word: "null", choices: []string{"full_attention", "sliding_attention"},
-		doc: "a value for each layer; null: every layer slides if sliding_window is set"},
+// modelKeys returns the keys of model: the source of the model, and the keys of config.json.
+func modelKeys() (list []key) {
+	list = []key{
+		{path: "model.from", def: "null", word: "null",
+			doc: "Hugging Face directory with `config.json` and `*.safetensors`; null: random weights"},
+		{path: "model.architecture", def: "llama", known: hf.Families,
+			doc: hf.About()},
+	}
+	for i := range hf.ConfigKeys {
+		h := &hf.ConfigKeys[i]
+		k := key{path: "model." + h.Name, def: h.Default, doc: h.Doc, choices: h.Choices, min: h.Min, max: h.Max,
+			within: h.Within, json: h, at: func(c *Config) any { return h.Field(&c.Model.Config) }}
+		if h.Default == "null" {
+			k.word = "null"
+		}
+		for name := range strings.FieldsSeq(h.With) {
+			k.with = append(k.with, "model."+name)
+		}
+		if list = append(list, k); h.Name == "vocab_size" {
+			list = append(list, resizeKey)
+		}
+	}
+	return list
 }
+
+var resizeKey = key{path: "model.resize_embeddings", def: "null", word: "null", min: 1,
+	doc: "rows of the embedding and the head in place of those of `model.from`, at least as many; the new ones begin " +
+		"as the mean of the old, as in transformers' resize_token_embeddings; vocab_size becomes this; null: as in " +
+		"`model.from`"}
 
 var runKeys = []key{
 	{path: "data.path",
@@ -177,8 +129,7 @@ var runKeys = []key{
 	{path: "data.tokenizer", def: "auto", word: "auto",
 		doc: "for text: `bytes`, or the path of a Hugging Face `tokenizer.json` or its directory; auto: that of " +
 			"`model.from`, else `bytes`"},
-	{path: "data.seq_len", def: "4096", min: 1, max: maxLen,
-		doc: "tokens of one sample, over all ranks"},
+	{path: "data.seq_len", def: "4096", min: 1, max: maxLen, doc: "tokens of one sample, over all ranks"},
 	{path: "data.shuffle", def: "true",
 		doc: "false: sample i is tokens [i*seq_len, (i+1)*seq_len], targets shifted by one"},
 	{path: "data.pack_documents", def: "auto", word: "auto", at: func(c *Config) any { return &c.Data.Pack },
@@ -200,8 +151,7 @@ var runKeys = []key{
 	{path: "data.validation.path", def: "null", word: "null",
 		doc: "held-out files, like data.path; a mixture is validated by source; needed if every is above 0"},
 	{path: "data.validation.every", def: "0", doc: "optimizer steps between two validations; 0: never"},
-	{path: "data.validation.samples", def: "0",
-		doc: "samples of one validation, the first of the files; 0: all"},
+	{path: "data.validation.samples", def: "0", doc: "samples of one validation, the first of the files; 0: all"},
 
 	{path: "train.steps", def: "100", word: "null", min: 1,
 		doc: "optimizer steps; null: those of `epochs` or `samples`, else 100"},
@@ -227,19 +177,16 @@ var runKeys = []key{
 			"which the run ends; 0: off; needs data.validation"},
 	{path: "train.early_stop.min_delta", def: "0.0", within: "[0, inf)", doc: "smallest improvement that counts"},
 
-	{path: "lora.r", def: "16", min: 1, max: maxHeads, at: func(c *Config) any { return &c.Model.Tuning.LoRA.R },
-		doc: "rank"},
+	{path: "lora.r", def: "16", min: 1, max: maxHeads, doc: "rank"},
 	{path: "lora.alpha", def: "null", word: "null", within: "(0, inf)",
-		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Alpha },
 		doc: "the product of an adapter is multiplied by alpha / r; null: 2 r"},
-	{path: "lora.dropout", def: "0.0", within: "[0, 1)", at: func(c *Config) any { return &c.Model.Tuning.LoRA.Dropout },
+	{path: "lora.dropout", def: "0.0", within: "[0, 1)",
 		doc: "share of an adapter's inputs that is 0 in a training pass"},
-	{path: "lora.targets", def: "auto", word: "auto", at: func(c *Config) any { return &c.Model.Tuning.LoRA.Targets },
+	{path: "lora.targets", def: "auto", word: "auto",
 		doc: "names of modules or their last parts, such as `[q_proj, v_proj]`; or a text: a regular expression of whole " +
 			"names, such as `model.layers.[0-3].*[qv]_proj`; auto or `all-linear`: all linear layers of the blocks"},
-	{path: "lora.rslora", def: "false", at: func(c *Config) any { return &c.Model.Tuning.LoRA.RSLoRA },
-		doc: "alpha / sqrt(r) in place of alpha / r (arXiv:2312.03732)"},
-	{path: "lora.from", def: "null", word: "null", at: func(c *Config) any { return &c.Model.Tuning.LoRA.From },
+	{path: "lora.rslora", def: "false", doc: "alpha / sqrt(r) in place of alpha / r (arXiv:2312.03732)"},
+	{path: "lora.from", def: "null", word: "null",
 		doc: "adapter directory of PEFT to continue; all other keys except dropout are its own; null: new adapters"},
 	{path: "lora.exclude_modules", def: "null", word: "null",
 		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Exclude },
@@ -248,17 +195,12 @@ var runKeys = []key{
 		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Layers },
 		doc: "layers with adapters, from 0, or one number; whole names in targets are not restricted; null: all"},
 	{path: "lora.layers_pattern", def: "null", word: "null",
-		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.LayersPattern },
 		doc: "names of the list of layers for layers_to_transform, such as `layers`; null: any"},
 	{path: "lora.rank_pattern", def: "null", word: "null",
-		at: func(c *Config) any { return &c.Model.Tuning.LoRA.RankPattern },
 		doc: "ranks in place of r, such as `{down_proj: 32, 'layers\\.[01]\\..*q_proj': 4}`: the first key applies that is " +
 			"a regular expression of a module's last parts"},
-	{path: "lora.alpha_pattern", def: "null", word: "null",
-		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.AlphaPattern },
-		doc: "alphas in place of alpha, likewise"},
+	{path: "lora.alpha_pattern", def: "null", word: "null", doc: "alphas in place of alpha, likewise"},
 	{path: "lora.modules_to_save", def: "null", word: "null",
-		at: func(c *Config) any { return &c.Model.Tuning.LoRA.ModulesToSave },
 		doc: "ends of the names of modules that train whole beside the adapters, such as `[embed_tokens, lm_head]`; a " +
 			"tied pair stays tied"},
 
@@ -282,13 +224,10 @@ var runKeys = []key{
 		doc: "the rate falls to this (not with constant), one step after the last; null: a tenth of optimizer.lr"},
 
 	{path: "parallel.context", def: "auto", word: "auto", min: 1, max: maxRanks,
-		at:  func(c *Config) any { return &c.Parallel.Context },
 		doc: "ranks that share one sequence; auto: by costs, else all ranks / data"},
 	{path: "parallel.data", def: "auto", word: "auto", min: 1, max: maxRanks,
-		at:  func(c *Config) any { return &c.Parallel.Data },
 		doc: "groups of such ranks; auto: by costs, else all ranks / context"},
 	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"},
-		at: func(c *Config) any { return &c.Parallel.Algorithm },
 		doc: "ring (keys and values go from rank to rank), allgather (all at once), ulysses (ranks exchange rows " +
 			"for heads), hierarchical (ulysses in groups of ulysses_degree ranks, a ring over groups); auto: by " +
 			"costs (docs/planner.md), else ring, or allgather with layout document on a CPU"},
@@ -296,25 +235,21 @@ var runKeys = []key{
 		at: func(c *Config) any { return &c.Parallel.Inner },
 		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most that " +
 			"are on one host and divide the heads; needs algorithm hierarchical" + ifAuto},
-	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
+	{path: "parallel.gather_heads", def: "0", max: maxHeads,
 		doc: "key-value heads gathered at a time; fewer take less memory; 0: all, unless the algorithm " +
 			"is chosen by costs; needs algorithm allgather" + ifAuto},
 	{path: "parallel.gather", def: "auto", choices: []string{"beside", "before", "auto"},
-		at: func(c *Config) any { return &c.Parallel.Gather },
 		doc: "when rows of other ranks are sent: beside (during a first kernel call on the rank's own rows) or " +
 			"before (the only kernel call); needs algorithm allgather, or sliding windows and not ulysses" + ifAuto},
 	{path: "parallel.layout", def: "auto",
 		choices: []string{"zigzag", "striped", "contiguous", "window", "document", "document-zigzag", "auto"},
-		at:      func(c *Config) any { return &c.Parallel.Layout },
 		doc: "the positions of each rank; window is contiguous after a zigzag of the first window; document " +
 			"distributes documents by their work, document-zigzag cuts each like zigzag; auto: by costs, else zigzag, " +
 			"or document with pack_documents"},
 	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"},
-		at: func(c *Config) any { return &c.Parallel.Transport },
 		doc: "what moves keys and values between GPUs: nccl, or copy (copy engines, of one host); auto: copy " +
 			"where possible; on CPU write auto"},
 	{path: "parallel.deadline", def: "auto", word: "auto", least: time.Second,
-		at: func(c *Config) any { return &c.Parallel.Deadline },
 		doc: "how long a rank may stall before the others name it and end the run; auto: 5m, later 20 times the " +
 			"longest step, from 2m to 5m, and at least 5 times that step"},
 
@@ -322,10 +257,10 @@ var runKeys = []key{
 		at: func(c *Config) any { return &c.Parallel.Backend },
 		doc: "flash (our kernels), fused (cuDNN, needs CUDA), reference (float64, slow); auto: the " +
 			"fastest that can run, see docs/backends.md"},
-	{path: "attention.sm_margin", def: "0", max: maxSMMargin, at: func(c *Config) any { return &c.Attention.SMMargin },
+	{path: "attention.sm_margin", def: "0", max: maxSMMargin,
 		doc: "processors (SMs) that flash on Hopper GPUs leaves to kernels that run beside it, such as NCCL's; " +
 			"refused on a CPU and with another backend"},
-	{path: "attention.debug", def: "0", max: 2, at: func(c *Config) any { return &c.Attention.Debug },
+	{path: "attention.debug", def: "0", max: 2,
 		doc: "0: quiet; 1: the choice; 2: also every rule that rejected a backend"},
 
 	{path: "precision.compute", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"},
@@ -355,7 +290,7 @@ var runKeys = []key{
 	{path: "checkpoint.every", def: "0", doc: "optimizer steps between two checkpoints; 0: not by steps"},
 	{path: "checkpoint.interval", def: "15m", doc: "longest time between two checkpoints; 0: no limit"},
 	{path: "checkpoint.keep", def: "3", doc: "newest checkpoints to keep; 0: all"},
-	{path: "checkpoint.async", def: "auto", word: "auto", at: func(c *Config) any { return &c.Checkpoint.Async },
+	{path: "checkpoint.async", def: "auto", word: "auto",
 		doc: "true: write while training goes on, from a copy of the state in host memory; false: training waits, and " +
 			"nothing is copied; auto: true if the host's memory holds the copy"},
 	{path: "checkpoint.best", def: "false",
@@ -409,6 +344,9 @@ func init() {
 // fieldNamed returns the accessor of a path: in each struct, the field of that name without underscores.
 func fieldNamed(path string) func(*Config) any {
 	var index []int
+	if strings.HasPrefix(path, loraSection+".") {
+		path = "model.tuning." + path
+	}
 	t := reflect.TypeFor[Config]()
 	for name := range strings.SplitSeq(path, ".") {
 		name = strings.ReplaceAll(name, "_", "")
@@ -441,6 +379,3 @@ func isOptional(section string) bool { return section == ropeSection || section 
 func (c *Config) lacks(section string) bool {
 	return section == ropeSection && c.Model.RopeScaling == nil || section == loraSection && c.Model.Tuning.LoRA == nil
 }
-
-// hasType reports whether a list of types contains a type of rope scaling.
-func hasType(types, ropeType string) bool { return slices.Contains(strings.Fields(types), ropeType) }

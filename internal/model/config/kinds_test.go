@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,13 +18,7 @@ func TestRecordsDecideHowDocumentsArePacked(t *testing.T) {
 		"set/state.json": "{}", "set/data-00000.arrow": "", "dict/dataset_dict.json": "{}", "dir/a.txt": "",
 		"more.jsonl.gz": "",
 	} {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		write(t, filepath.Join(dir, name), text)
 	}
 	for _, tc := range []struct {
 		data     string

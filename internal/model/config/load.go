@@ -3,8 +3,8 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -102,7 +102,6 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	}
 	l.decodeLoRA()
 	l.derive()
-	l.bounds()
 	l.resolvePaths()
 	l.findKinds()
 	l.resolveTokenizer()
@@ -208,31 +207,15 @@ func (l *loader) decodeFrom() {
 	if r := shape.RopeScaling; r != nil {
 		own := *r
 		l.cfg.Model.RopeScaling = &own
-		l.eachRope(func(k *key) {
-			if !hasType(k.rope, own.Type) {
-				reflect.ValueOf(k.at(l.cfg)).Elem().SetZero()
-			}
-		})
 	}
 }
 
 // modelGiven reports whether the file has every key that a model without model.from needs.
 func (l *loader) modelGiven() bool {
-	for i := range keys {
-		if k := &keys[i]; strings.HasPrefix(k.path, "model.") && k.def == "" && k.rope == "" &&
-			l.values[k.path] == nil {
-			return false
-		}
-	}
-	return true
-}
-
-func (l *loader) eachRope(visit func(*key)) {
-	for i := range keys {
-		if keys[i].rope != "" {
-			visit(&keys[i])
-		}
-	}
+	return !slices.ContainsFunc(keys, func(k key) bool {
+		section, _ := split(k.path)
+		return section == "model" && k.def == "" && l.values[k.path] == nil
+	})
 }
 
 // decodeRope replaces rope_scaling if any of its keys was given. The type selects the allowed keys.
@@ -241,9 +224,8 @@ func (l *loader) decodeRope() {
 		l.cfg.Model.RopeScaling = nil
 		return
 	}
-	given := false
-	l.eachRope(func(k *key) { given = given || l.values[k.path] != nil })
-	if !given {
+	inside := func(path string) bool { return strings.HasPrefix(path, ropeSection+".") }
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(l.values)), inside) {
 		if l.where.given(ropeSection) && l.ok(ropeSection) && !l.where.given("model.rope_theta") {
 			l.add(ropeSection, "it is empty; want rope_type and its keys, or null")
 		}
@@ -258,19 +240,19 @@ func (l *loader) decodeRope() {
 		l.decodeKey(typeKey)
 	}
 	typeKnown := l.ok(typeKey.path)
-	l.eachRope(func(k *key) {
+	for i := range keys {
+		k := &keys[i]
 		_, name := split(k.path)
-		n := l.values[k.path]
-		switch {
-		case k == typeKey:
-		case n != nil && typeKnown && !hasType(k.rope, r.Type):
+		switch n := l.values[k.path]; {
+		case k == typeKey || !inside(k.path):
+		case n != nil && typeKnown && !k.json.OfRope(r.Type):
 			l.add(k.path, "rope_type %s has no %s; remove it", r.Type, name)
-		case n == nil && hasType(k.needs, r.Type):
+		case n == nil && k.json.NeededBy(r.Type):
 			l.add(k.path, "missing; rope_type %s needs it", r.Type)
-		case n != nil || k.def != "" && hasType(k.rope, r.Type):
+		case n != nil || k.def != "" && k.json.OfRope(r.Type):
 			l.decodeValue(k, n) // even with model.from, since rope_scaling is replaced whole
 		}
-	})
+	}
 	if r.Type == "default" {
 		l.cfg.Model.RopeScaling = nil
 	}
@@ -279,36 +261,7 @@ func (l *loader) decodeRope() {
 // derive fills absent keys that follow from others.
 func (l *loader) derive() {
 	l.resize()
-	m := &l.cfg.Model
-	if m.NumKeyValueHeads == 0 && l.ok("model.num_attention_heads", "model.num_key_value_heads") {
-		m.NumKeyValueHeads = m.NumAttentionHeads
-	}
-	if m.HeadDim == 0 && m.NumAttentionHeads > 0 && m.HiddenSize > 0 && l.ok("model.head_dim", "model.hidden_size",
-		"model.num_attention_heads") {
-		if m.HiddenSize%m.NumAttentionHeads == 0 {
-			m.HeadDim = m.HiddenSize / m.NumAttentionHeads
-		} else {
-			l.add("model.num_attention_heads",
-				"%d heads do not divide hidden_size %d; set head_dim, or another number of heads",
-				m.NumAttentionHeads, m.HiddenSize)
-		}
-	}
-	if r := m.RopeScaling; r != nil && r.Type == "yarn" && r.OriginalMax == 0 &&
-		l.ok(ropeSection+".original_max_position_embeddings") {
-		if r.OriginalMax = m.MaxPositionEmbedding; r.OriginalMax == 0 {
-			l.add(ropeSection+".original_max_position_embeddings",
-				"missing; rope_type yarn needs it, or max_position_embeddings")
-		}
-	}
-	if r := m.RopeScaling; r != nil && r.Type == "longrope" && r.Factor == 0 && r.OriginalMax > 0 {
-		if r.Factor = float64(m.MaxPositionEmbedding) / float64(r.OriginalMax); r.Factor == 0 {
-			l.add(ropeSection+".factor", "missing; rope_type longrope needs it, or max_position_embeddings")
-		}
-	}
-	if l.ok("model.architecture", "model.num_hidden_layers", "model.no_rope_layers") && m.NoRopeLayers == nil &&
-		slices.Contains(hf.Families(), m.Architecture) && m.Family().NoRope > 0 {
-		m.NoRopeLayers = hf.NoRopeLayers(m.NumHiddenLayers, m.Family().NoRope)
-	}
+	l.cfg.Model.Derive()
 	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
 		s.MinLR = tenth(l.cfg.Optimizer.LR)
 	}
@@ -331,30 +284,6 @@ func (l *loader) derive() {
 	if d := &l.cfg.Data; d.Seed < 0 && l.ok("train.seed", "data.seed") {
 		d.Seed = l.cfg.Train.Seed
 		delete(l.where.keys, "data.seed") // an explicit null counts as not given
-	}
-}
-
-// bounds checks values from config.json and derived values. decode has checked the others.
-func (l *loader) bounds() {
-	for i := range keys {
-		k := &keys[i]
-		if section, _ := split(k.path); l.cfg.lacks(section) {
-			continue
-		}
-		skip := k.rope != "" && !hasType(k.rope, l.cfg.Model.RopeScaling.Type) ||
-			strings.HasPrefix(k.path, "model.") && !l.ok("model.from") && l.values[k.path] == nil
-		if skip || !l.ok(k.path) {
-			continue
-		}
-		if derived := k.path == "model.head_dim" && l.values[k.path] == nil; derived &&
-			!l.ok("model.hidden_size", "model.num_attention_heads") {
-			continue
-		}
-		if field := k.at(l.cfg); k.isUnset(field) {
-			continue
-		} else if err := k.kind(field).check(k, field); err != nil {
-			l.add(k.path, "%v", err)
-		}
 	}
 }
 

@@ -81,9 +81,7 @@ func rewrite(t *testing.T, file string, want []string) {
 	for _, w := range want {
 		fmt.Fprintf(&b, "# want: %s\n", w)
 	}
-	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	write(t, file, b.String())
 }
 
 func compare(t *testing.T, c testCase, got []string) {
@@ -140,9 +138,7 @@ func TestGood(t *testing.T) {
 			golden := strings.TrimSuffix(file, ".good.yaml") + ".resolved.yaml"
 			got := strings.ReplaceAll(string(cfg.YAML()), dir, "DIR")
 			if *update {
-				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				write(t, golden, got)
 			}
 			want, err := os.ReadFile(golden)
 			if err != nil {
@@ -158,11 +154,7 @@ func TestGood(t *testing.T) {
 // checkRoundTrip loads the config that cfg writes, from another directory.
 func checkRoundTrip(t *testing.T, cfg *Config) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, cfg.YAML(), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	again, err := Load(file, Options{})
+	again, err := Load(write(t, filepath.Join(t.TempDir(), "config.yaml"), string(cfg.YAML())), Options{})
 	if err != nil {
 		t.Fatalf("the resolved config does not load: %v\n%s", err, cfg.YAML())
 	}

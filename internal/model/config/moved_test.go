@@ -1,7 +1,6 @@
 package config
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,12 +16,7 @@ func modelDir(t *testing.T, dir, settings string) {
 			`"added_tokens":[{"id":2,"content":"end"}]}`,
 		"tokenizer_config.json": settings, "t.jinja": "x", "text.txt": "ab",
 	} {
-		if err := os.MkdirAll(dir, 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		write(t, filepath.Join(dir, name), text)
 	}
 }
 
@@ -64,9 +58,7 @@ func TestEOSOfTheTokenizer(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		modelDir(t, dir, tc.settings)
-		if err := os.WriteFile(filepath.Join(dir, "tokens.jsonl"), []byte(`{"input_ids":[1]}`), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		write(t, filepath.Join(dir, "tokens.jsonl"), `{"input_ids":[1]}`)
 		opts := Options{}
 		if tc.set != "" {
 			opts.Set = []string{tc.set}

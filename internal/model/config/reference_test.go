@@ -69,8 +69,8 @@ func (k *key) described() string {
 // defaulted returns the default of a key.
 func (k *key) defaulted() string {
 	switch {
-	case k.needs != "":
-		return "*needed* by " + strings.ReplaceAll(k.needs, " ", ", ")
+	case k.json != nil && k.json.Needs != "":
+		return "*needed* by " + strings.ReplaceAll(k.json.Needs, " ", ", ")
 	case k.def == "":
 		return "*needed*"
 	}

@@ -22,30 +22,14 @@ func rules(c *Config, f *faults) {
 	}
 }
 
-// dependsOn lists, for keys checked by package hf, the other keys of the same rule.
-var dependsOn = map[string][]string{
-	"model.num_key_value_heads":                       {"model.num_attention_heads"},
-	"model.head_dim":                                  {"model.hidden_size", "model.num_attention_heads"},
-	"model.layer_types":                               {"model.num_hidden_layers"},
-	"model.sliding_window":                            {"model.layer_types"},
-	"model.no_rope_layers":                            {"model.num_hidden_layers"},
-	"model.partial_rotary_factor":                     {"model.head_dim"},
-	ropeSection + ".short_factor":                     {"model.head_dim", "model.partial_rotary_factor"},
-	ropeSection + ".long_factor":                      {"model.head_dim", "model.partial_rotary_factor"},
-	ropeSection + ".original_max_position_embeddings": {ropeSection + ".rope_type"},
-	ropeSection + ".factor":                           {ropeSection + ".rope_type"},
-	ropeSection + ".high_freq_factor":                 {ropeSection + ".low_freq_factor"},
-	ropeSection + ".beta_fast":                        {ropeSection + ".beta_slow"},
-}
-
 // modelRules adds the faults found by package hf, except consequences of faults already listed.
 func modelRules(c *Config, f *faults) {
 	if !f.ok("model.from") {
 		return
 	}
 	for _, fault := range c.Model.Check() {
-		if key := "model." + fault.Key; f.ok(key) && f.ok(dependsOn[key]...) {
-			f.add(key, "%s", fault.Msg)
+		if k := keyAt["model."+fault.Key]; f.ok(k.path) && f.ok(k.with...) {
+			f.add(k.path, "%s", fault.Msg)
 		}
 	}
 	if f.within("model", "lora", "train.freeze") {

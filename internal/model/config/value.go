@@ -3,10 +3,8 @@ package config
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -14,6 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -225,15 +224,9 @@ func (k *key) checkWord(word string) error {
 	return k.choose(word)
 }
 
-func (k *key) checkInt(v int64) error {
-	switch {
-	case v < k.min:
-		return fmt.Errorf("%d is too small; the least is %d", v, k.min)
-	case v > k.max:
-		return fmt.Errorf("%d is too large; the most is %d", v, k.max)
-	}
-	return nil
-}
+func (k *key) checkInt(v int64) error { return hf.CheckInt(v, k.min, k.max) }
+
+func (k *key) checkFloat(v float64) error { return hf.CheckNumber(v, k.within) }
 
 // checkTime allows 0 unless the key has a word for it.
 func (k *key) checkTime(d time.Duration) error {
@@ -241,24 +234,6 @@ func (k *key) checkTime(d time.Duration) error {
 		return fmt.Errorf("%s is too short; the least is %s", FormatTime(d), FormatTime(k.least))
 	}
 	return nil
-}
-
-func (k *key) checkFloat(v float64) error {
-	lo, hi, _ := strings.Cut(strings.Trim(k.within, "[()]"), ", ")
-	low, high := mustFloat(lo), mustFloat(hi)
-	inside := (v > low || v == low && k.within[0] == '[') && (v < high || v == high && strings.HasSuffix(k.within, "]"))
-	if !inside || math.IsInf(v, 0) || math.IsNaN(v) {
-		return fmt.Errorf("%g is out of range; want a number in %s", v, k.within)
-	}
-	return nil
-}
-
-func mustFloat(s string) float64 {
-	v, err := strconv.ParseFloat(s, 64)
-	if err != nil {
-		panic("config: bound " + s + " is no number")
-	}
-	return v
 }
 
 func isPlain(n *yaml.Node) bool {

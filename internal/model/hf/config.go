@@ -14,24 +14,26 @@ import (
 	"slices"
 )
 
-// Config is the shape of a model, under the names of config.json.
+// Config is the shape of a model, under the names of config.json. ConfigKeys has a row for each key.
 type Config struct {
-	Architecture         string  // the name of a Family
-	VocabSize            int     `json:"vocab_size"`
-	FileVocab            int     // rows of the embedding in files, if fewer than VocabSize; else 0
-	HiddenSize           int     `json:"hidden_size"`
-	IntermediateSize     int     `json:"intermediate_size"`
-	NumHiddenLayers      int     `json:"num_hidden_layers"`
-	NumAttentionHeads    int     `json:"num_attention_heads"`
-	NumKeyValueHeads     int     `json:"num_key_value_heads"`
-	HeadDim              int     `json:"head_dim"`
-	RopeTheta            float64 `json:"rope_theta"`
-	RopeScaling          *RopeScaling
-	RopeLocalBaseFreq    float64 // RopeTheta of layers with a window, unscaled; 0: RopeTheta
-	QueryPreAttnScalar   float64 // scores are divided by its root; 0: HeadDim
-	AttnLogitSoftcapping float64 // limits scores to +-this by tanh; 0: no limit
+	Architecture      string       // the name of a Family
+	VocabSize         int          `json:"vocab_size"`
+	FileVocab         int          // rows of the embedding in files, if fewer than VocabSize; else 0
+	HiddenSize        int          `json:"hidden_size"`
+	IntermediateSize  int          `json:"intermediate_size"`
+	NumHiddenLayers   int          `json:"num_hidden_layers"`
+	NumAttentionHeads int          `json:"num_attention_heads"`
+	NumKeyValueHeads  int          `json:"num_key_value_heads"`
+	HeadDim           int          `json:"head_dim"`
+	RopeTheta         float64      `json:"rope_theta"`
+	RopeScaling       *RopeScaling `json:"rope_scaling"`
+	// RopeLocalBaseFreq is RopeTheta of layers with a window, unscaled; 0: RopeTheta.
+	RopeLocalBaseFreq  float64 `json:"rope_local_base_freq"`
+	QueryPreAttnScalar float64 `json:"query_pre_attn_scalar"` // scores are divided by its root; 0: HeadDim
+	// AttnLogitSoftcapping limits scores to +-this by tanh; 0: no limit.
+	AttnLogitSoftcapping float64 `json:"attn_logit_softcapping"`
 	// FinalLogitSoftcapping limits logits in the same way.
-	FinalLogitSoftcapping float64
+	FinalLogitSoftcapping float64 `json:"final_logit_softcapping"`
 	RMSNormEps            float64 `json:"rms_norm_eps"`
 	TieWordEmbeddings     bool    `json:"tie_word_embeddings"`
 	MaxPositionEmbedding  int     `json:"max_position_embeddings"` // 0: unknown
@@ -46,10 +48,10 @@ type Config struct {
 	PartialRotaryFactor float64 `json:"partial_rotary_factor"`
 
 	// SlidingWindow is the tokens that a token sees, itself included; 0 for all of them.
-	SlidingWindow int
+	SlidingWindow int `json:"sliding_window"`
 	// LayerTypes has "full_attention" or "sliding_attention" for each layer; empty: every layer slides if SlidingWindow
 	// is set.
-	LayerTypes []string
+	LayerTypes []string `json:"layer_types"`
 
 	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as written in config.json. Training takes PaddingRow from
 	// them; an export repeats them.
@@ -133,5 +135,3 @@ func (c *Config) Ropes() int {
 	}
 	return 1
 }
-
-const localKey = "rope_local_base_freq"

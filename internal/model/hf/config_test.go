@@ -14,11 +14,7 @@ import (
 
 // readText reads a config with this text.
 func readText(t testing.TB, text string) (*Config, error) {
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return ReadConfig(dir)
+	return ReadConfig(dirOf(t, map[string]string{"config.json": text}))
 }
 
 const llama = `"model_type":"llama","vocab_size":64,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":3,"num_attention_heads":4`
@@ -35,7 +31,7 @@ const (
 // longrope returns the end of a phi3 with stretched rotations.
 func longrope(short, long string) string {
 	return `,"original_max_position_embeddings":1024,"rope_scaling":{"type":"su","short_factor":` + short +
-		`,"long_factor":` + long + `}}`
+		`,"long_factor":` + long + `}`
 }
 
 // base returns the config of llama without further keys.
@@ -48,116 +44,84 @@ func base() Config {
 
 func TestConfigResolvesAsTransformersDoes(t *testing.T) {
 	f, no := 1.25, false
+	const sliding, full = SlidingAttention, FullAttention
+	same := func(*Config) {}
+	theta := func(theta float64) func(*Config) { return func(c *Config) { c.RopeTheta = theta } }
+	scaled := func(s RopeScaling) func(*Config) { return func(c *Config) { c.RopeScaling = &s } }
+	window := func(n int, types ...string) func(*Config) {
+		return func(c *Config) { c.SlidingWindow, c.LayerTypes = n, types }
+	}
+	of := func(family string, kv, positions int, more ...func(*Config)) func(*Config) {
+		return func(c *Config) {
+			c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = family, kv, positions
+			for _, set := range more {
+				set(c)
+			}
+		}
+	}
+	smol := func(rotate ...int) func(*Config) {
+		return func(c *Config) { c.RopeTheta, c.TieWordEmbeddings, c.NoRopeLayers = 2e6, true, rotate }
+	}
+	phi := func(c *Config) { c.RMSNormEps = 1e-5 }
 	for _, tc := range []struct {
-		name, text string
+		name, text string // without the braces
 		want       func(*Config)
 	}{
-		{"defaults", `{` + llama + `}`, func(c *Config) {}},
-		{"architecture by class", `{` + llama[len(`"model_type":"llama",`):] + `,"architectures":["LlamaForCausalLM"]}`,
-			func(c *Config) {}},
-		{"null heads", `{` + llama + `,"num_key_value_heads":null,"head_dim":null}`, func(c *Config) {}},
-		{"given", `{` + llama +
-			`,"num_key_value_heads":2,"head_dim":16,"rms_norm_eps":1e-5,"tie_word_embeddings":true,"initializer_range":0.01,"max_position_embeddings":99}`, func(c *Config) {
-			c.NumKeyValueHeads, c.HeadDim, c.RMSNormEps, c.TieWordEmbeddings, c.InitializerRange,
-				c.MaxPositionEmbedding = 2, 16, 1e-5, true, 0.01, 99
-		}},
-		{"token ids", `{` + llama + `,"bos_token_id":1,"eos_token_id":[2,3]}`, func(c *Config) {
+		{"defaults", llama, same},
+		{"architecture by class", llama[len(`"model_type":"llama",`):] + `,"architectures":["LlamaForCausalLM"]`, same},
+		{"null heads", llama + `,"num_key_value_heads":null,"head_dim":null,"partial_rotary_factor":1`, same},
+		{"given", llama + `,"num_key_value_heads":2,"head_dim":16,"rms_norm_eps":1e-5,"tie_word_embeddings":true,` +
+			`"initializer_range":0.01,"max_position_embeddings":1073741824`, of(Llama, 2, maxTokens, func(c *Config) {
+			c.HeadDim, c.RMSNormEps, c.TieWordEmbeddings, c.InitializerRange = 16, 1e-5, true, 0.01
+		})},
+		{"token ids", llama + `,"bos_token_id":1,"eos_token_id":[2,3]`, func(c *Config) {
 			c.TokenIDs = map[string]json.RawMessage{"bos_token_id": []byte("1"), "eos_token_id": []byte("[2,3]")}
 		}},
-		{"v4 theta", `{` + llama + `,"rope_theta":500000,"rope_scaling":null}`,
-			func(c *Config) { c.RopeTheta = 500000 }},
-		{"v5 theta", `{` + llama + `,"rope_parameters":{"rope_type":"default","rope_theta":500000.0}}`,
-			func(c *Config) { c.RopeTheta = 500000 }},
-		{"inner theta wins", `{` + llama + `,"rope_theta":7,"rope_parameters":{"rope_theta":9}}`,
-			func(c *Config) { c.RopeTheta = 9 }},
-		{"rope_scaling wins",
-			`{` + llama + `,"rope_scaling":{"type":"linear","factor":2},"rope_parameters":{"rope_type":"linear","factor":3,"rope_theta":9}}`, func(c *Config) {
-				c.RopeScaling = &RopeScaling{Type: "linear", Factor: 2}
-			}},
-		{"rope_type wins over type", `{` + llama + `,"rope_scaling":{"type":"x","rope_type":"linear","factor":2}}`,
-			func(c *Config) {
-				c.RopeScaling = &RopeScaling{Type: "linear", Factor: 2}
-			}},
-		{"llama3", `{` + llama +
-			`,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4,"original_max_position_embeddings":8192}}`, func(c *Config) {
-			c.RopeScaling = &RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4,
-				OriginalMax: 8192}
-		}},
+		{"v4 theta", llama + `,"rope_theta":500000,"rope_scaling":null`, theta(500000)},
+		{"v5 theta", llama + `,"rope_parameters":{"rope_type":"default","rope_theta":500000.0}`, theta(500000)},
+		{"inner theta wins", llama + `,"rope_theta":7,"rope_parameters":{"rope_theta":9}`, theta(9)},
+		{"rope_scaling wins", llama + `,"rope_scaling":{"type":"linear","factor":2},` +
+			`"rope_parameters":{"rope_type":"linear","factor":3,"rope_theta":9}`, scaled(RopeScaling{Type: "linear", Factor: 2})},
+		{"rope_type wins over type", llama + `,"rope_scaling":{"type":"x","rope_type":"linear","factor":2}`,
+			scaled(RopeScaling{Type: "linear", Factor: 2})},
+		{"llama3", llama + `,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4,` +
+			`"original_max_position_embeddings":8192}`,
+			scaled(RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMax: 8192})},
 		{"llama3 trained length",
-			`{` + llama + `,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4}}`,
-			func(c *Config) {
-				c.RopeScaling = &RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4,
-					OriginalMax: 2048}
-			}},
-		{"yarn", `{` + llama +
-			`,"rope_scaling":{"type":"yarn","factor":4,"original_max_position_embeddings":512,"attention_factor":1.25,"truncate":false,"mscale":0.7,"mscale_all_dim":0.5,"beta_fast":16}}`, func(c *Config) {
-			c.RopeScaling = &RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 512, BetaFast: 16, BetaSlow: 1,
-				AttentionFactor: &f, Truncate: &no, MScale: 0.7, MScaleAllDim: 0.5}
-		}},
-		{"yarn factor from lengths",
-			`{` + llama + `,"rope_scaling":{"type":"yarn","original_max_position_embeddings":512}}`, func(c *Config) {
-				c.RopeScaling = &RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 512, BetaFast: 32, BetaSlow: 1}
-			}},
-		{"llama window", `{` + llama + `,"sliding_window":8}`, func(c *Config) { c.SlidingWindow = 8 }},
+			llama + `,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4}`,
+			scaled(RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMax: 2048})},
+		{"yarn", llama + `,"rope_scaling":{"type":"yarn","factor":4,"original_max_position_embeddings":512,` +
+			`"attention_factor":1.25,"truncate":false,"mscale":0.7,"mscale_all_dim":0.5,"beta_fast":16}`,
+			scaled(RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 512, BetaFast: 16, BetaSlow: 1, AttentionFactor: &f,
+				Truncate: &no, MScale: 0.7, MScaleAllDim: 0.5})},
+		{"yarn factor from lengths", llama + `,"rope_scaling":{"type":"yarn","original_max_position_embeddings":512}`,
+			scaled(RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 512, BetaFast: 32, BetaSlow: 1})},
+		{"llama window", llama + `,"sliding_window":8`, window(8)},
 		{"llama window of layers",
-			`{` + llama + `,"sliding_window":8,"layer_types":["full_attention","sliding_attention","full_attention"]}`,
-			func(c *Config) {
-				c.SlidingWindow, c.LayerTypes = 8, []string{FullAttention, SlidingAttention, FullAttention}
-			}},
-		{"llama window off", `{` + llama + `,"sliding_window":8,"use_sliding_window":false}`, func(c *Config) {}},
-		{"qwen3", `{` + qwen3 + `}`, func(c *Config) {
-			c.Architecture, c.NumKeyValueHeads, c.HeadDim, c.MaxPositionEmbedding = Qwen3, 2, 128, 32768
-		}},
-		{"qwen3 window unused", `{` + qwen3 + `,"sliding_window":8,"max_window_layers":1,"head_dim":8}`,
-			func(c *Config) {
-				c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = Qwen3, 2, 32768
-			}},
-		{"qwen3 window beyond the layers", `{` + qwen3 + `,"use_sliding_window":true,"head_dim":8}`, func(c *Config) {
-			c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = Qwen3, 2, 32768
-		}},
-		{"qwen3 window", `{` + qwen3 + `,"use_sliding_window":true,"max_window_layers":1,"head_dim":8}`,
-			func(c *Config) {
-				c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = Qwen3, 2, 32768
-				c.SlidingWindow, c.LayerTypes = 4096, []string{FullAttention, SlidingAttention, SlidingAttention}
-			}},
-		{"qwen2", `{"model_type":"qwen2","attention_bias":false,` + shape + `,"num_key_value_heads":2}`,
-			func(c *Config) {
-				c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = "qwen2", 2, 32768
-			}},
-		{"biases", `{` + llama + `,"attention_bias":true,"mlp_bias":true}`,
+			llama + `,"sliding_window":8,"layer_types":["full_attention","sliding_attention","full_attention"]`,
+			window(8, full, sliding, full)},
+		{"llama window off", llama + `,"sliding_window":8,"use_sliding_window":false`, same},
+		{"qwen3", qwen3, of(Qwen3, 2, 32768, func(c *Config) { c.HeadDim = 128 })},
+		{"qwen3 window unused", qwen3 + `,"sliding_window":8,"max_window_layers":1,"head_dim":8`, of(Qwen3, 2, 32768)},
+		{"qwen3 window beyond the layers", qwen3 + `,"use_sliding_window":true,"head_dim":8`, of(Qwen3, 2, 32768)},
+		{"qwen3 window", qwen3 + `,"use_sliding_window":true,"max_window_layers":1,"head_dim":8`,
+			of(Qwen3, 2, 32768, window(4096, full, sliding, sliding))},
+		{"qwen2", `"model_type":"qwen2","attention_bias":false,` + shape + `,"num_key_value_heads":2`, of("qwen2", 2, 32768)},
+		{"biases", llama + `,"attention_bias":true,"mlp_bias":true`,
 			func(c *Config) { c.AttentionBias, c.MLPBias = true, true }},
-		{"mistral", `{` + mistral + `,"num_key_value_heads":2}`, func(c *Config) {
-			c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding, c.SlidingWindow = "mistral", 2, 131072, 4096
-		}},
-		{"mistral without a window", `{` + mistral + `,"num_key_value_heads":2,"sliding_window":null}`,
-			func(c *Config) {
-				c.Architecture, c.NumKeyValueHeads, c.MaxPositionEmbedding = "mistral", 2, 131072
-			}},
-		{"smollm3", `{` + smollm3 + `}`, func(c *Config) {
-			c.Architecture, c.MaxPositionEmbedding, c.RopeTheta, c.TieWordEmbeddings = "smollm3", 32768, 2e6, true
-			c.NoRopeLayers = []int{1, 1, 1}
-		}},
-		{"smollm3 window", `{` + smollm3 +
-			`,"no_rope_layer_interval":2,"use_sliding_window":true,"sliding_window":8}`, func(c *Config) {
-			c.Architecture, c.MaxPositionEmbedding, c.RopeTheta, c.TieWordEmbeddings = "smollm3", 32768, 2e6, true
-			c.NoRopeLayers, c.SlidingWindow = []int{1, 0, 1}, 8
-			c.LayerTypes = []string{FullAttention, SlidingAttention, FullAttention}
-		}},
-		{"smollm3 list", `{` + smollm3 + `,"no_rope_layers":[0,1,1,0]}`, func(c *Config) {
-			c.Architecture, c.MaxPositionEmbedding, c.RopeTheta, c.TieWordEmbeddings = "smollm3", 32768, 2e6, true
-			c.NoRopeLayers = []int{0, 1, 1}
-		}},
-		{"phi3", `{` + phi3 + `,"use_sliding_window":false,"sliding_window":9}`, func(c *Config) {
-			c.Architecture, c.MaxPositionEmbedding, c.RMSNormEps, c.SlidingWindow = "phi3", 4096, 1e-5, 9
-		}},
-		{"longrope", `{` + phi3 + `,"partial_rotary_factor":0.5` + longrope(`[1,2]`, `[3,4]`), func(c *Config) {
-			c.Architecture, c.MaxPositionEmbedding, c.RMSNormEps, c.PartialRotaryFactor = "phi3", 4096, 1e-5, 0.5
-			c.RopeScaling = &RopeScaling{Type: "longrope", Factor: 4, OriginalMax: 1024, ShortFactor: []float64{1, 2},
-				LongFactor: []float64{3, 4}}
-		}},
+		{"mistral", mistral + `,"num_key_value_heads":2`, of("mistral", 2, 131072, window(4096))},
+		{"mistral without a window", mistral + `,"num_key_value_heads":2,"sliding_window":null`, of("mistral", 2, 131072)},
+		{"smollm3", smollm3, of("smollm3", 4, 32768, smol(1, 1, 1))},
+		{"smollm3 window", smollm3 + `,"no_rope_layer_interval":2,"use_sliding_window":true,"sliding_window":8`,
+			of("smollm3", 4, 32768, smol(1, 0, 1), window(8, full, sliding, full))},
+		{"smollm3 list", smollm3 + `,"no_rope_layers":[0,1,1,0]`, of("smollm3", 4, 32768, smol(0, 1, 1))},
+		{"phi3", phi3 + `,"use_sliding_window":false,"sliding_window":9`, of("phi3", 4, 4096, phi, window(9))},
+		{"longrope", phi3 + `,"partial_rotary_factor":0.5` + longrope(`[1,2]`, `[3,4]`), of("phi3", 4, 4096, phi,
+			scaled(RopeScaling{Type: "longrope", Factor: 4, OriginalMax: 1024, ShortFactor: []float64{1, 2},
+				LongFactor: []float64{3, 4}}), func(c *Config) { c.PartialRotaryFactor = 0.5 })},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := readText(t, tc.text)
+			got, err := readText(t, "{"+tc.text+"}")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -237,13 +201,15 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 		{"few rotations", `{` + smollm3 + `,"no_rope_layers":[1,0]}`, []string{"no_rope_layers: length 2 differs"}},
 		{"odd rotations", `{` + smollm3 + `,"no_rope_layers":[1,0,2]}`, []string{"no_rope_layers: 2 is neither"}},
 		{"interval", `{` + smollm3 + `,"no_rope_layer_interval":0}`, []string{"no_rope_layer_interval: 0 is not"}},
-		{"part", `{` + phi3 + `,"partial_rotary_factor":1.5}`, []string{"partial_rotary_factor: 1.5 is not above"}},
+		{"part", `{` + phi3 + `,"partial_rotary_factor":1.5}`, []string{"partial_rotary_factor: 1.5 is out of range; want a number in (0, 1]"}},
 		{"odd part", `{` + phi3 + `,"partial_rotary_factor":0.4}`,
 			[]string{"partial_rotary_factor: 0.4 of head_dim 8 are 3 dimensions"}},
-		{"longrope of another length", `{` + phi3 + longrope(`[1,1]`, `[1,0,1,1]`),
-			[]string{"rope_scaling.short_factor: 2 numbers, but 4 pairs", "rope_scaling.long_factor: 0 is not"}},
+		{"longrope of another length", `{` + phi3 + longrope(`[1,1]`, `[1,0,1,1]`) + `}`,
+			[]string{"rope_scaling.short_factor: 2 numbers, but 4 pairs", "rope_scaling.long_factor: 0 is out of range; want a number in (0, inf)"}},
 		{"linear phi3", `{` + phi3 + `,"rope_scaling":{"type":"linear","factor":2}}`,
 			[]string{`rope_scaling.rope_type: "linear" is not supported; cprun has default and longrope`}},
+		{"few rotations with a window", `{` + smollm3 +
+			`,"no_rope_layers":[1,0],"use_sliding_window":true,"sliding_window":8}`, []string{"no_rope_layers: length 2"}},
 		{"windows by layer", `{` + mistral + `,"layer_types":["full_attention","sliding_attention","full_attention"]}`,
 			[]string{"layer_types: all layers of mistral slide or none"}},
 		{"softcap", `{` + llama + `,"attn_logit_softcapping":30.0}`, []string{"attn_logit_softcapping: "}},
@@ -252,22 +218,31 @@ func TestWrongConfigsAreRefused(t *testing.T) {
 			`,"num_key_value_heads":"2","rms_norm_eps":[],"tie_word_embeddings":1,"head_dim":8.5}`,
 			[]string{`num_key_value_heads: "2" where an integer`, "rms_norm_eps: [] where a number",
 				"tie_word_embeddings: 1 where true", "head_dim: 8.5 where an integer"}},
-		{"negative", `{` + llama + `,"head_dim":-8}`, []string{"head_dim: -8 is not from 0"}},
+		{"negative", `{` + llama + `,"head_dim":-8}`, []string{"head_dim: -8 is too small; the least is 2"}},
+		{"zeros", `{` + llama + `,"num_key_value_heads":0,"head_dim":0,"max_position_embeddings":0,` +
+			`"rope_scaling":{"type":"yarn","factor":0}}`, []string{"num_key_value_heads: 0 is too small", "head_dim: 0 is",
+			"max_position_embeddings: 0 is", "rope_scaling.factor: 0 is out of range"}},
+		{"negative layers", `{` + strings.Replace(smollm3, `_layers":3`, `_layers":-3`, 1) + `}`,
+			[]string{"num_hidden_layers: -3 is too small"}},
+		{"too many layers", `{` + strings.Replace(smollm3, `_layers":3`, `_layers":1025`, 1) + `}`,
+			[]string{"num_hidden_layers: 1025 is too large"}},
 		{"huge", `{` + llama + `,"head_dim":1e30}`, []string{"head_dim: 1e30 where an integer"}},
 		{"odd head", `{` + llama + `,"head_dim":7}`, []string{"head_dim: 7 is odd"}},
-		{"head from uneven", `{` + strings.Replace(llama, "32", "30", 1) + `}`, []string{"head_dim: missing"}},
+		{"head from uneven", `{` + strings.Replace(llama, "32", "30", 1) + `}`, []string{"num_attention_heads: 4 heads do not divide hidden_size 30; set head_dim"}},
 		{"kv heads", `{` + llama + `,"num_key_value_heads":3}`, []string{"num_key_value_heads: 3 does not divide"}},
-		{"eps", `{` + llama + `,"rms_norm_eps":0}`, []string{"rms_norm_eps: 0 "}},
-		{"theta", `{` + llama + `,"rope_theta":0}`, []string{"rope_theta: 0 is not above 1"}},
+		{"eps", `{` + llama + `,"rms_norm_eps":0}`, []string{"rms_norm_eps: 0 is out of range"}},
+		{"theta", `{` + llama + `,"rope_theta":0}`, []string{"rope_theta: 0 is out of range; want a number in (1, inf)"}},
 		{"dynamic", `{` + llama + `,"rope_scaling":{"type":"dynamic","factor":2}}`,
 			[]string{`rope_scaling.type: "dynamic" is not supported`}},
 		{"longrope", `{` + llama + `,"rope_parameters":{"rope_type":"longrope","rope_theta":1e4}}`,
-			[]string{"rope_parameters.short_factor: 0 numbers, but 4 pairs", "rope_parameters.long_factor: 0 numbers"}},
+			[]string{"rope_parameters.short_factor: missing; rope_type longrope", "rope_parameters.long_factor: missing"}},
 		{"no factor", `{` + llama + `,"rope_parameters":{"rope_type":"linear"}}`,
-			[]string{"rope_parameters.factor: missing"}},
+			[]string{"rope_parameters.factor: missing; rope_type linear needs it"}},
 		{"llama3 order", `{` + llama +
 			`,"rope_scaling":{"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4}}`,
 			[]string{"rope_scaling.high_freq_factor: 4 is not above"}},
+		{"yarn order", `{` + llama + `,"rope_scaling":{"type":"yarn","factor":2,"beta_fast":1,"beta_slow":2}}`,
+			[]string{"rope_scaling.beta_fast: 1 must be at least beta_slow 2"}},
 		{"rope by layer", `{` + llama +
 			`,"rope_parameters":{"full_attention":{"rope_theta":1e6},"sliding_attention":{"rope_theta":1e4}}}`,
 			[]string{"rope_parameters.full_attention: ", "differ by layer"}},

@@ -58,7 +58,7 @@ func TestEOSIsTheTokenizersOrTheModels(t *testing.T) {
 }
 
 // dirOf returns a directory with these files.
-func dirOf(t *testing.T, files map[string]string) string {
+func dirOf(t testing.TB, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {

@@ -10,7 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
+	"strings"
 
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/safetensors"
@@ -237,44 +237,38 @@ func (c *Config) keys(dir string, dtype safetensors.DType) (map[string]any, erro
 	f := c.Family()
 	m := map[string]any{
 		"architectures": []string{f.Class}, "model_type": c.Architecture,
-		"dtype": name, "torch_dtype": name,
-		"vocab_size": c.VocabSize, "hidden_size": c.HiddenSize, "intermediate_size": c.IntermediateSize,
-		"num_hidden_layers": c.NumHiddenLayers, "num_attention_heads": c.NumAttentionHeads,
-		"num_key_value_heads": c.NumKeyValueHeads, "head_dim": c.HeadDim,
-		"rms_norm_eps": number(c.RMSNormEps), "initializer_range": number(c.InitializerRange),
-		"tie_word_embeddings": c.TieWordEmbeddings, "attention_dropout": number(0),
+		"dtype": name, "torch_dtype": name, "attention_dropout": number(0),
 		// A null id is better than the default of transformers, which would end a text at byte 2.
 		"bos_token_id": nil, "eos_token_id": nil, "pad_token_id": nil,
-		"use_cache": true,
+		"use_cache":                           true,
+		cmp.Or(f.ActivationKey, "hidden_act"): cmp.Or(f.Activation, kernels.SiLU),
 	}
-	m[cmp.Or(f.ActivationKey, "hidden_act")] = cmp.Or(f.Activation, kernels.SiLU)
-	for key, x := range c.familyKeys() {
-		if !slices.Contains(f.Keys, key) {
+	d := *c // with values where transformers wants no null
+	d.PartialRotaryFactor = cmp.Or(c.PartialRotaryFactor, 1)
+	d.RopeLocalBaseFreq = cmp.Or(c.RopeLocalBaseFreq, c.RopeTheta)
+	if len(c.NoRopeLayers) == 0 {
+		d.NoRopeLayers = slices.Repeat([]int{1}, c.NumHiddenLayers)
+	}
+	for i := range ConfigKeys {
+		k := &ConfigKeys[i]
+		if k.Ropes != "" || !k.in(f) {
 			continue
 		}
-		if m[key] = nil; *x.value != 0 {
-			m[key] = number(*x.value)
+		field := k.Field(&d)
+		if m[k.Name] = nil; !isZero(field) || !k.zeroIsValid() {
+			m[k.Name] = written(field)
 		}
 	}
-	if _, ok := m["query_pre_attn_scalar"]; ok { // transformers wants an integer
-		m["query_pre_attn_scalar"] = cmp.Or(c.QueryPreAttnScalar, float64(c.HeadDim))
+	if _, ok := m[scalarKey]; ok { // transformers wants an integer
+		m[scalarKey] = cmp.Or(c.QueryPreAttnScalar, float64(c.HeadDim))
+	}
+	if f.Biased {
+		delete(m, "attention_bias")
+	}
+	if c.MaxPositionEmbedding == 0 {
+		delete(m, "max_position_embeddings")
 	}
 	maps.Copy(m, f.Export)
-	if f.Tensors[Query.Bias()] != "" && !f.Biased {
-		m["attention_bias"] = c.AttentionBias
-	}
-	if f.Tensors[Gate.Bias()] != "" {
-		m["mlp_bias"] = c.MLPBias
-	}
-	if f.NoRope > 0 {
-		m["no_rope_layers"] = c.NoRopeLayers
-		if len(c.NoRopeLayers) == 0 {
-			m["no_rope_layers"] = slices.Repeat([]int{1}, c.NumHiddenLayers)
-		}
-	}
-	if c.MaxPositionEmbedding > 0 {
-		m["max_position_embeddings"] = c.MaxPositionEmbedding
-	}
 	for key, raw := range c.TokenIDs {
 		m[key] = raw
 	}
@@ -285,50 +279,30 @@ func (c *Config) keys(dir string, dtype safetensors.DType) (map[string]any, erro
 
 func writeRope(m map[string]any, c *Config) {
 	v5 := map[string]any{"rope_type": "default", "rope_theta": number(c.RopeTheta)}
-	m["rope_theta"], m["rope_parameters"], m["rope_scaling"] = number(c.RopeTheta), v5, nil
+	m["rope_parameters"], m["rope_scaling"] = v5, nil
 	f, s := c.Family(), c.RopeScaling
-	if f.Partial {
-		part := number(cmp.Or(c.PartialRotaryFactor, 1))
-		m["partial_rotary_factor"], v5["partial_rotary_factor"] = part, part
+	if part, ok := m["partial_rotary_factor"]; ok {
+		v5["partial_rotary_factor"] = part
 	}
-	if local := number(cmp.Or(c.RopeLocalBaseFreq, c.RopeTheta)); c.Ropes() > 1 {
-		m[localKey] = local
+	if c.Ropes() > 1 {
 		m["rope_parameters"] = map[string]any{FullAttention: v5,
-			SlidingAttention: map[string]any{"rope_type": "default", "rope_theta": local}}
+			SlidingAttention: map[string]any{"rope_type": "default", "rope_theta": m[localKey]}}
 	}
 	if s == nil {
 		return
 	}
-	if f.Defaults.Trained > 0 {
-		m["original_max_position_embeddings"] = s.OriginalMax
-	}
-	v4 := map[string]any{"rope_type": s.Type, "factor": number(s.Factor)}
+	v4 := map[string]any{}
 	m["rope_scaling"] = v4
-	if s.Type != "linear" {
-		v4["original_max_position_embeddings"] = s.OriginalMax
+	for i := range ConfigKeys {
+		if k := &ConfigKeys[i]; k.OfRope(s.Type) && !isZero(k.Field(c)) {
+			v4[strings.TrimPrefix(k.Name, ropePrefix)] = written(k.Field(c))
+		}
 	}
-	if s.AttentionFactor != nil {
-		v4["attention_factor"] = number(*s.AttentionFactor)
-	}
-	switch s.Type {
-	case "llama3":
-		v4["low_freq_factor"], v4["high_freq_factor"] = number(s.LowFreqFactor), number(s.HighFreqFactor)
-	case "longrope":
-		v4["short_factor"], v4["long_factor"] = s.ShortFactor, s.LongFactor
-	case "yarn":
-		v4["beta_fast"], v4["beta_slow"] = number(cmp.Or(s.BetaFast, 32)), number(cmp.Or(s.BetaSlow, 1))
-		if s.MScale != 0 {
-			v4["mscale"] = number(s.MScale)
-		}
-		if s.MScaleAllDim != 0 {
-			v4["mscale_all_dim"] = number(s.MScaleAllDim)
-		}
-		if s.Truncate != nil {
-			v4["truncate"] = *s.Truncate
-		}
+	if f.Trained > 0 {
+		m[trainedKey] = s.OriginalMax
 	}
 	maps.Copy(v5, v4)
-	if implied := float64(c.MaxPositionEmbedding) / float64(s.OriginalMax); f.Defaults.Trained > 0 &&
+	if implied := float64(c.MaxPositionEmbedding) / float64(s.OriginalMax); f.Trained > 0 &&
 		s.AttentionFactor == nil && s.Factor == implied { // transformers 4 accepts no other keys
 		m["rope_scaling"] = map[string]any{"type": s.Type, "short_factor": s.ShortFactor, "long_factor": s.LongFactor}
 		delete(v5, "factor")
@@ -338,15 +312,12 @@ func writeRope(m map[string]any, c *Config) {
 // writeWindow writes the window. layer_types is for newer transformers, max_window_layers approximates it for older
 // ones.
 func writeWindow(m map[string]any, c *Config) {
-	windows := c.Family().Windows
-	if c.SlidingWindow == 0 && windows.Default == 0 {
-		return
+	f := c.Family()
+	delete(m, "layer_types")
+	if c.SlidingWindow == 0 && f.Defaults.SlidingWindow == 0 {
+		delete(m, "sliding_window")
 	}
-	m["sliding_window"] = nil
-	if c.SlidingWindow > 0 {
-		m["sliding_window"] = c.SlidingWindow
-	}
-	if windows.Uniform {
+	if _, ok := m["sliding_window"]; !ok || f.Windows.Uniform {
 		return
 	}
 	types, full := make([]string, c.NumHiddenLayers), 0
@@ -359,15 +330,6 @@ func writeWindow(m map[string]any, c *Config) {
 	}
 	m["layer_types"], m["max_window_layers"] = types, full
 	m["use_sliding_window"] = c.SlidingWindow > 0
-}
-
-// number returns a float that Python reads as a float, not an integer.
-func number(x float64) json.RawMessage {
-	b := strconv.AppendFloat(nil, x, 'g', -1, 64)
-	if bytes.ContainsAny(b, ".e") {
-		return b
-	}
-	return append(b, '.', '0')
 }
 
 func writeJSON(dir *os.Root, name string, v any) error {

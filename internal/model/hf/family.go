@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,7 +19,7 @@ type Family struct {
 
 	Tensors  Names
 	Layer    string // prefix of a layer's tensors; %d is its number, from 0
-	Defaults Defaults
+	Defaults Config // of config.json: the values of transformers for absent keys, where they are not zero
 	Windows  Windows
 	// Biased: the biases of attention in Tensors always exist; else they follow attention_bias.
 	Biased bool
@@ -29,8 +30,11 @@ type Family struct {
 	NoRope int
 	// Partial: partial_rotary_factor may be below 1.
 	Partial bool
-	// Ropes lists the supported kinds of rope scaling; nil: all.
-	Ropes []string
+	// Ropes lists the supported kinds of rope scaling; nil: all. RopeNames maps earlier names of kinds.
+	Ropes     []string
+	RopeNames map[string]string
+	Trained   int // original_max_position_embeddings, a key outside rope_scaling; 0: it is inside
+	Pad       int // pad_token_id plus one; 0: null
 	// Activation is that of the MLP; "": SiLU. ActivationKey is its key in config.json; "": hidden_act.
 	Activation    kernels.Activation
 	ActivationKey string
@@ -172,37 +176,41 @@ func (c *Config) fuse(t *Tensor, parts []Part) {
 	}
 }
 
-// Defaults are the values of transformers for keys absent from config.json.
-type Defaults struct {
-	Vocab, Heads int // vocab_size and num_attention_heads; 0: a file without them is refused
-	KVHeads      int // num_key_value_heads; 0: as many as heads
-	HeadDim      int // 0: hidden_size / num_attention_heads
-	Positions    int // max_position_embeddings
-	// Trained is original_max_position_embeddings, a key outside rope_scaling; 0: it is inside.
-	Trained           int
-	Eps               float64 // rms_norm_eps; 0: 1e-6
-	TieWordEmbeddings bool
-	RopeTheta         float64 // 0: 10000
-	Pad               int     // pad_token_id plus one; 0: null
-
-	QueryPreAttnScalar, AttnSoftcap, FinalSoftcap, RopeLocal float64 // of Family.Keys
-}
-
-// Windows describes the keys of config.json for sliding windows.
+// Windows describes the keys of config.json for sliding windows, beside sliding_window.
 type Windows struct {
-	Default int  // sliding_window without the key; 0: none
-	Asked   bool // layers slide only if use_sliding_window is true; else unless it is false
-	// From is the default of max_window_layers: without layer_types, earlier layers see everything. 0: the key is
-	// ignored.
-	From int
-	// NoRope: without layer_types, the layers that do not rotate slide.
-	NoRope bool
+	Use *bool // the default of use_sliding_window; nil: the key is ignored
+	// Slides returns a function that reports whether a layer slides, for a file without layer_types; nil: all layers
+	// slide.
+	Slides func(c *Config, o object) func(layer int) bool
 	// Uniform: all layers slide or none; sliding_window is the only key.
 	Uniform bool
-	// Every: without layer_types, every so many layers one sees everything, and the others slide. 0: none.
-	Every int
 	// Foreign: transformers has no window in this family, and ignores the keys.
 	Foreign bool
+}
+
+// lateLayers slide: those from max_window_layers.
+func lateLayers(_ *Config, o object) func(int) bool {
+	from := o.integer("max_window_layers", 28)
+	return func(layer int) bool { return layer >= from }
+}
+
+// unrotated layers slide.
+func unrotated(c *Config, _ object) func(int) bool {
+	return func(layer int) bool { return layer < len(c.NoRopeLayers) && c.NoRopeLayers[layer] == 0 }
+}
+
+// allBut returns that all layers slide except each n-th. A key of config.json may replace n; "": none.
+func allBut(n int, key string) func(*Config, object) func(int) bool {
+	return func(_ *Config, o object) func(int) bool {
+		each := n
+		if key != "" {
+			each = o.integer(key, n)
+		}
+		if each == 0 {
+			o.fault(key, "0 is not positive")
+		}
+		return func(layer int) bool { return (layer+1)%each > 0 }
+	}
 }
 
 var families = map[string]*Family{}
@@ -219,6 +227,9 @@ func Register(f Family) {
 	if families[f.Name] != nil {
 		panic(fmt.Sprintf("hf: family %q is registered twice", f.Name))
 	}
+	d := &f.Defaults
+	d.RopeTheta, d.RMSNormEps = cmp.Or(d.RopeTheta, 10000), cmp.Or(d.RMSNormEps, 1e-6)
+	d.InitializerRange = cmp.Or(d.InitializerRange, 0.02)
 	families[f.Name] = &f
 }
 
@@ -287,8 +298,8 @@ func init() {
 	Register(Family{
 		Name: Llama, Class: "LlamaForCausalLM", Layer: llamaLayer,
 		Tensors:  llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down),
-		Defaults: Defaults{Positions: 2048},
-		Windows:  Windows{Foreign: true},
+		Defaults: Config{MaxPositionEmbedding: 2048},
+		Windows:  Windows{Use: new(true), Foreign: true},
 	})
 }
 
@@ -297,17 +308,17 @@ const Qwen3 = "qwen3"
 
 func init() {
 	names := llamaNames.biases(Query, Key, Value, Output).with(headNorms)
-	windows := Windows{Default: 4096, Asked: true, From: 28}
+	windows := Windows{Use: new(false), Slides: lateLayers}
 	Register(Family{
 		Name: Qwen3, Class: "Qwen3ForCausalLM", About: "qwen3 is llama with an RMSNorm on each query and key " +
 			"head", Tensors: names, Layer: llamaLayer,
-		Defaults: Defaults{KVHeads: 32, HeadDim: 128, Positions: 32768},
+		Defaults: Config{NumKeyValueHeads: 32, HeadDim: 128, MaxPositionEmbedding: 32768, SlidingWindow: 4096},
 		Windows:  windows,
 	})
 	Register(Family{
 		Name: "qwen2", Class: "Qwen2ForCausalLM", About: "qwen2 is llama with biases of queries, keys and values",
 		Tensors: llamaNames.biases(Query, Key, Value), Layer: llamaLayer, Biased: true,
-		Defaults: Defaults{KVHeads: 32, Positions: 32768},
+		Defaults: Config{NumKeyValueHeads: 32, MaxPositionEmbedding: 32768, SlidingWindow: 4096},
 		Windows:  windows,
 	})
 }
@@ -315,14 +326,14 @@ func init() {
 func init() {
 	Register(Family{
 		Name: "mistral", Class: "MistralForCausalLM", Tensors: llamaNames, Layer: llamaLayer,
-		Defaults: Defaults{KVHeads: 8, Positions: 128 << 10},
-		Windows:  Windows{Default: 4096, Uniform: true},
+		Defaults: Config{NumKeyValueHeads: 8, MaxPositionEmbedding: 128 << 10, SlidingWindow: 4096},
+		Windows:  Windows{Uniform: true},
 	})
 	Register(Family{
 		Name: "smollm3", Class: "SmolLM3ForCausalLM", About: "smollm3 is llama with layers that do not rotate",
 		Tensors: llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down), Layer: llamaLayer, NoRope: 4,
-		Defaults: Defaults{KVHeads: 4, Positions: 32768, RopeTheta: 2e6, TieWordEmbeddings: true, Pad: 128005},
-		Windows:  Windows{Asked: true, NoRope: true},
+		Defaults: Config{NumKeyValueHeads: 4, MaxPositionEmbedding: 32768, RopeTheta: 2e6, TieWordEmbeddings: true},
+		Pad:      128005, Windows: Windows{Use: new(false), Slides: unrotated},
 	})
 	Register(Family{
 		Name: "phi3", Class: "Phi3ForCausalLM", About: "phi3 is llama with partial rotation and longrope; its files " +
@@ -330,9 +341,9 @@ func init() {
 		Fused: []Fused{
 			{"self_attn.qkv_proj.weight", []Role{Query, Key, Value}}, {"mlp.gate_up_proj.weight", []Role{Gate, Up}},
 		},
-		Partial: true, Ropes: []string{"longrope"},
-		Defaults: Defaults{Positions: 4096, Trained: 4096, Eps: 1e-5, Pad: 32001},
-		Windows:  Windows{Uniform: true},
-		Export:   map[string]any{"resid_pdrop": number(0), "embd_pdrop": number(0)},
+		Partial: true, Ropes: []string{"longrope"}, RopeNames: map[string]string{"su": "longrope", "yarn": "longrope"},
+		Defaults: Config{MaxPositionEmbedding: 4096, RMSNormEps: 1e-5}, Trained: 4096, Pad: 32001,
+		Windows: Windows{Uniform: true},
+		Export:  map[string]any{"resid_pdrop": number(0), "embd_pdrop": number(0)},
 	})
 }

@@ -16,24 +16,24 @@ func init() {
 	f := Family{
 		Name: Gemma2, Class: "Gemma2ForCausalLM", About: "gemma2 adds norms of the results of attention and MLP, " +
 			"soft caps, GELU and a scaled embedding", Tensors: names, Layer: llamaLayer,
-		Defaults: Defaults{
-			KVHeads: 4, HeadDim: 256, Positions: 8192, TieWordEmbeddings: true,
-			QueryPreAttnScalar: 256, AttnSoftcap: 50, FinalSoftcap: 30, Pad: 1,
+		Defaults: Config{
+			NumKeyValueHeads: 4, HeadDim: 256, MaxPositionEmbedding: 8192, TieWordEmbeddings: true, SlidingWindow: 4096,
+			QueryPreAttnScalar: 256, AttnLogitSoftcapping: 50, FinalLogitSoftcapping: 30,
 		},
-		Windows:    Windows{Default: 4096, Every: 2},
+		Pad: 1, Windows: Windows{Slides: allBut(2, "")},
 		Activation: kernels.GELU, ActivationKey: "hidden_activation", ZeroCentred: true, ScaledEmbedding: true,
-		Keys: []string{"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"},
+		Keys: []string{scalarKey, scoreCapKey, logitCapKey},
 	}
 	Register(f)
 	f.Name, f.Class = Gemma3, "Gemma3ForCausalLM"
 	f.About = "gemma3_text has head norms in place of the soft cap of scores, and rotates layers with a window by a " +
 		"base of their own"
 	f.Tensors = names.with(headNorms)
-	f.Defaults = Defaults{
-		Vocab: 262208, Heads: 8, KVHeads: 4, HeadDim: 256, Positions: 131072, TieWordEmbeddings: true,
-		QueryPreAttnScalar: 256, RopeTheta: 1e6, RopeLocal: 1e4, Pad: 1,
+	f.Defaults = Config{
+		VocabSize: 262208, NumAttentionHeads: 8, NumKeyValueHeads: 4, HeadDim: 256, MaxPositionEmbedding: 131072,
+		TieWordEmbeddings: true, SlidingWindow: 4096, QueryPreAttnScalar: 256, RopeTheta: 1e6, RopeLocalBaseFreq: 1e4,
 	}
-	f.Windows.Every, f.Wrapper = 6, "gemma3"
-	f.Keys = []string{"query_pre_attn_scalar", "final_logit_softcapping", "rope_local_base_freq", patternKey}
+	f.Windows.Slides, f.Wrapper = allBut(6, "sliding_window_pattern"), "gemma3"
+	f.Keys = []string{scalarKey, logitCapKey, localKey}
 	Register(f)
 }

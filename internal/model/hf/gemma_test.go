@@ -88,11 +88,11 @@ func TestWrongConfigsOfGemmaAreRefused(t *testing.T) {
 		{gemma2File, `"use_bidirectional_attention":true`, "use_bidirectional_attention: true is not supported"},
 		{gemma2File, `"attention_bias":true`, "attention_bias: true is not supported"},
 		{gemma2File, `"hidden_activation":"gelu"`, `hidden_activation: "gelu" is not supported`},
-		{gemma2File, `"query_pre_attn_scalar":-3`, "query_pre_attn_scalar: -3 is not positive"},
+		{gemma2File, `"query_pre_attn_scalar":-3`, "query_pre_attn_scalar: -3 is out of range"},
 		{gemma2File, `"rope_local_base_freq":100`, "rope_local_base_freq: 100 is not supported in gemma2"},
 		{gemma3Text, `"attn_logit_softcapping":50`, "attn_logit_softcapping: 50 is not supported in gemma3_text"},
 		{gemma3Text, `"sliding_window_pattern":0`, "sliding_window_pattern: 0 is not positive"},
-		{gemma3Text, `"rope_local_base_freq":0.5`, "rope_local_base_freq: 0.5 is not above 1"},
+		{gemma3Text, `"rope_local_base_freq":0.5`, "rope_local_base_freq: 0.5 is out of range; want a number in (1, inf)"},
 		{gemma3Text, `"rope_parameters":{"rope_theta":5}`, "rope_parameters.full_attention: missing"},
 		{gemma3Text, `"rope_parameters":{"sliding_attention":{"rope_type":"linear","factor":2}}`,
 			`rope_parameters.sliding_attention.rope_type: "linear" is not supported`},
@@ -116,22 +116,14 @@ func TestLanguageModelOfALargerModel(t *testing.T) {
 		func(name string) string { return strings.Replace(name, "model.", "model.language_model.", 1) },
 	} {
 		for _, tower := range []string{"vision_tower.patch", "model.multi_modal_projector.norm", "audio_tower.patch"} {
-			dir := t.TempDir()
 			var entries []safetensors.Entry
 			for i, tensor := range c.Tensors() {
 				data := slices.Repeat([]float32{float32(i)}, tensor.Size())
 				entries = append(entries, safetensors.Floats(rename(tensor.Name), safetensors.F32, tensor.Shape, data))
 			}
 			entries = append(entries, safetensors.Floats(tower, safetensors.F32, []int{1}, []float32{-1}))
-			if err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, entries); err != nil {
-				t.Fatal(err)
-			}
-			w, err := OpenWeights(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer w.Close()
-			err = w.Check(c.Tensors())
+			w := weightsOf(t, entries...)
+			err := w.Check(c.Tensors())
 			if note := w.Note(); err != nil || (note != "") != strings.HasPrefix(tower, "audio") {
 				t.Errorf("%s: %q, %v", tower, note, err)
 			}

@@ -51,16 +51,8 @@ func TestWeightsUnderOtherNames(t *testing.T) {
 		if tc.extra != "" {
 			entries = append(entries, safetensors.Floats(tc.extra, safetensors.F32, []int{1}, []float32{1}))
 		}
-		dir := t.TempDir()
-		if err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, entries); err != nil {
-			t.Fatal(err)
-		}
-		w, err := OpenWeights(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Close()
-		err = w.Check(m.Tensors)
+		w := weightsOf(t, entries...)
+		err := w.Check(m.Tensors)
 		if tc.fault != "" {
 			if err == nil || !strings.Contains(err.Error(), tc.fault) {
 				t.Errorf("%s: %v, want %q", tc.name, err, tc.fault)
@@ -97,11 +89,7 @@ func TestIndexOnlyNamesFiles(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, indexFile), index, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	w, err := OpenWeights(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
+	w := weightsIn(t, dir)
 	var want []Tensor
 	for i, name := range []string{"n.w", "m.w", "o.w"} {
 		want = append(want, Tensor{Name: name, Shape: []int{1}})
@@ -114,7 +102,7 @@ func TestIndexOnlyNamesFiles(t *testing.T) {
 		!strings.Contains(w.Note(), `"mtp.x"`) || strings.Contains(w.Note(), `"n.w"`) {
 		t.Errorf("%q, %v", w.Note(), err)
 	}
-	err = w.Check(append(want, Tensor{Name: "mtp.x", Shape: []int{1}}))
+	err := w.Check(append(want, Tensor{Name: "mtp.x", Shape: []int{1}}))
 	if err == nil || !strings.Contains(err.Error(), "mtp.x") || !strings.Contains(err.Error(), "gone.safetensors") {
 		t.Errorf("a tensor that the model needs: %v", err)
 	}
@@ -122,10 +110,7 @@ func TestIndexOnlyNamesFiles(t *testing.T) {
 
 // The faults of an adapter name its file. An older form is named with its conversion.
 func TestFaultsOfAnAdapterNameItsFile(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "adapter_model.bin"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	dir := dirOf(t, map[string]string{"adapter_model.bin": ""})
 	if _, err := OpenAdapter(dir); err == nil || !strings.Contains(err.Error(), "adapter_model.bin") ||
 		!strings.Contains(err.Error(), "save_file") {
 		t.Errorf("a pickle: %v", err)

@@ -48,11 +48,7 @@ func TestAdaptersThatAreRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, adapterConfig), raw, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		_, err = ReadAdapter(dir)
+		_, err = ReadAdapter(dirOf(t, map[string]string{adapterConfig: string(raw)}))
 		return err
 	}
 	for _, c := range [][2]string{{"rank_pattern", `{"q_proj": "8"}`}, {"alpha_pattern", `[8]`}, {"use_dora", "true"},
@@ -317,14 +313,9 @@ func TestTensorsOfAdapters(t *testing.T) {
 			entries = append(entries, safetensors.Floats(name, "F32", []int{8, 4}, values))
 		}
 		dir := t.TempDir()
-		root, err := os.OpenRoot(dir)
-		if err != nil {
+		if err := safetensors.WriteFile(filepath.Join(dir, adapterFile), nil, entries); err != nil {
 			t.Fatal(err)
 		}
-		if err := safetensors.WriteIn(root, adapterFile, nil, entries); err != nil {
-			t.Fatal(err)
-		}
-		root.Close()
 		w, err := OpenAdapter(dir)
 		if err != nil {
 			t.Fatal(err)

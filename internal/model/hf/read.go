@@ -58,20 +58,22 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 		return nil, []Fault{{"", fmt.Sprintf("not a JSON object: %v", err)}}
 	}
 	o, wrapper := unwrapped(o)
-	c := &Config{Architecture: architecture(o), Wrapper: wrapper}
-	if c.Architecture == "" {
+	f := families[architecture(o)]
+	if f == nil {
 		return nil, faults // every other rule depends on it
 	}
-	refuse(c.Family(), o)
-	readShape(c, o)
-	readFamily(c, o)
-	readNoRope(c, o)
-	rope := readRope(c, o)
-	readWindow(c, o)
+	c := f.Defaults
+	c.Architecture, c.Wrapper = f.Name, wrapper
+	refuse(f, o)
+	readKeys(&c, o)
+	readNoRope(&c, o)
+	rope := readRope(&c, o)
+	c.Derive()
+	readWindow(&c, o)
 	for _, key := range []string{"bos_token_id", "eos_token_id", padKey} {
 		raw, ok := o.keys[key]
-		if pad := c.Family().Defaults.Pad; !ok && key == padKey && pad > 0 && pad <= c.VocabSize {
-			raw, ok = strconv.AppendInt(nil, int64(pad)-1, 10), true
+		if !ok && key == padKey && f.Pad > 0 && f.Pad <= c.VocabSize {
+			raw, ok = strconv.AppendInt(nil, int64(f.Pad)-1, 10), true
 		}
 		if ok {
 			if c.TokenIDs == nil {
@@ -87,7 +89,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 		}
 	}
 	for _, f := range c.Check() {
-		if key, ok := strings.CutPrefix(f.Key, "rope_scaling."); ok {
+		if key, ok := strings.CutPrefix(f.Key, ropePrefix); ok {
 			f.Key = rope + key // the form of this file
 		}
 		faults.add(f.Key, "%s", f.Msg)
@@ -95,7 +97,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	if len(faults) > 0 {
 		return nil, faults
 	}
-	return c, nil
+	return &c, nil
 }
 
 // unwrapped returns the description of the language model in a larger one, such as of text and images. The keys outside
@@ -186,65 +188,31 @@ func refuse(f *Family, o object) {
 	}
 }
 
-// readFamily reads the keys that not all families have, with the defaults of transformers. Check refuses the others.
-func readFamily(c *Config, o object) {
-	for key, x := range c.familyKeys() {
-		missing := 0.0
-		if _, ok := o.keys[key]; !ok { // null turns a soft cap off
-			missing = x.missing
+// readKeys reads the keys of the table. Those of rope_scaling depend on its type.
+func readKeys(c *Config, o object) {
+	if o.has("sliding_window") && o.integer("sliding_window", 0) == 0 {
+		o.fault("sliding_window", "0 hides every token from itself; null is no window")
+	}
+	if c.Family().Biased { // it ignores the key, as in transformers
+		delete(o.keys, "attention_bias")
+	}
+	for i := range ConfigKeys {
+		k := &ConfigKeys[i]
+		if k.Ropes != "" {
+			continue
 		}
-		*x.value = o.number(key, missing)
-	}
-}
-
-// readShape reads the sizes, with the defaults of transformers for the family.
-func readShape(c *Config, o object) {
-	missing := c.Family().Defaults
-	for _, f := range []struct {
-		key     string
-		to      *int
-		missing int
-	}{
-		{"vocab_size", &c.VocabSize, missing.Vocab}, {"hidden_size", &c.HiddenSize, 0},
-		{"intermediate_size", &c.IntermediateSize, 0}, {"num_hidden_layers", &c.NumHiddenLayers, 0},
-		{"num_attention_heads", &c.NumAttentionHeads, missing.Heads},
-	} {
-		// transformers has defaults for all of them, of one model of 2023. A file without these keys is more likely a
-		// mistake, unless published models omit them.
-		if !o.has(f.key) && f.missing == 0 {
-			o.fault(f.key, "missing")
+		field := k.Field(c)
+		// transformers has defaults for all keys, of one model of 2023. A file without these is more likely a mistake,
+		// unless published models omit them.
+		if k.Default == "" && !o.has(k.Name) && isZero(field) {
+			o.fault(k.Name, "missing")
 		}
-		*f.to = o.integer(f.key, f.missing)
-	}
-	c.NumKeyValueHeads = o.integer("num_key_value_heads", c.NumAttentionHeads)
-	if _, ok := o.keys["num_key_value_heads"]; !ok && missing.KVHeads > 0 { // null means as many as heads
-		c.NumKeyValueHeads = missing.KVHeads
-	}
-	headDim := missing.HeadDim
-	if headDim == 0 && c.NumAttentionHeads > 0 {
-		headDim = c.HiddenSize / c.NumAttentionHeads
-		if !o.has("head_dim") && c.HiddenSize%c.NumAttentionHeads != 0 {
-			o.fault("head_dim", "missing, and hidden_size %d is no multiple of num_attention_heads %d", c.HiddenSize,
-				c.NumAttentionHeads)
-		}
-	}
-	c.HeadDim = o.integer("head_dim", headDim)
-	c.RMSNormEps = o.number("rms_norm_eps", cmp.Or(missing.Eps, 1e-6))
-	c.InitializerRange = o.number("initializer_range", 0.02)
-	c.MaxPositionEmbedding = o.integer("max_position_embeddings", missing.Positions)
-	if c.MaxPositionEmbedding == 0 {
-		o.fault("max_position_embeddings", "0 is not positive")
-	}
-	c.TieWordEmbeddings = o.boolean("tie_word_embeddings", missing.TieWordEmbeddings)
-	c.MLPBias = o.boolean("mlp_bias", false)
-	if !c.Family().Biased { // others ignore the key, as in transformers
-		c.AttentionBias = o.boolean("attention_bias", false)
+		o.read(k, field)
 	}
 }
 
 // readNoRope finds the layers that do not rotate.
 func readNoRope(c *Config, o object) {
-	o.get("no_rope_layers", "a list of integers", &c.NoRopeLayers)
 	missing := c.Family().NoRope
 	if n := o.integer("no_rope_layer_interval", missing); c.NoRopeLayers == nil && n > 0 {
 		c.NoRopeLayers = NoRopeLayers(min(c.NumHiddenLayers, maxLayers), n)
@@ -259,6 +227,28 @@ func readNoRope(c *Config, o object) {
 	}
 }
 
+// Derive sets fields that follow from others, if they are zero. Without the others they stay zero, which Check reports.
+func (c *Config) Derive() {
+	if c.NumKeyValueHeads == 0 {
+		c.NumKeyValueHeads = c.NumAttentionHeads
+	}
+	if heads := c.NumAttentionHeads; c.HeadDim == 0 && heads > 0 && c.HiddenSize%heads == 0 {
+		c.HeadDim = c.HiddenSize / heads
+	}
+	if f := families[c.Architecture]; f != nil && c.NoRopeLayers == nil && f.NoRope > 0 {
+		c.NoRopeLayers = NoRopeLayers(min(c.NumHiddenLayers, maxLayers), f.NoRope)
+	}
+	if s := c.RopeScaling; s != nil {
+		if s.Type == "yarn" && s.OriginalMax == 0 {
+			s.OriginalMax = c.MaxPositionEmbedding
+		}
+		// the ratio of the lengths, in DeepSeek's and Phi's form
+		if (s.Type == "yarn" || s.Type == "longrope") && s.Factor == 0 && s.OriginalMax > 0 {
+			s.Factor = float64(c.MaxPositionEmbedding) / float64(s.OriginalMax)
+		}
+	}
+}
+
 // NoRopeLayers returns Config.NoRopeLayers with a layer that does not rotate in each interval.
 func NoRopeLayers(layers, interval int) []int {
 	list := slices.Repeat([]int{1}, layers)
@@ -268,44 +258,25 @@ func NoRopeLayers(layers, interval int) []int {
 	return list
 }
 
-// patternKey replaces Windows.Every in families that list it.
-const patternKey = "sliding_window_pattern"
-
 // readWindow finds the layers with a sliding window. cprun also obeys the key in a llama, which transformers ignores;
 // Caveat reports the difference.
 func readWindow(c *Config, o object) {
-	window := o.integer("sliding_window", 0)
-	if o.has("sliding_window") && window == 0 {
-		o.fault("sliding_window", "0 hides every token from itself; null is no window")
-	}
-	o.get("layer_types", "a list of strings", &c.LayerTypes)
 	family := c.Family().Windows
-	use := o.boolean("use_sliding_window", !family.Asked)
-	from := o.integer("max_window_layers", family.From)
-	if _, ok := o.keys["sliding_window"]; !ok {
-		window = family.Default
+	use := o.boolean("use_sliding_window", family.Use == nil || *family.Use)
+	if family.Use != nil && !use {
+		c.SlidingWindow = 0
 	}
-	if family.Uniform || family.Every > 0 {
-		use = true // transformers ignores the other keys
-	}
-	every := family.Every
-	if slices.Contains(c.Family().Keys, patternKey) {
-		if every = o.integer(patternKey, every); every == 0 {
-			o.fault(patternKey, "0 is not positive")
-		}
-	}
-	kinds := family.From > 0 || family.NoRope || every > 0
-	if kinds && c.LayerTypes == nil && use && window > 0 && len(*o.faults) == 0 {
-		for i := range min(c.NumHiddenLayers, maxLayers) {
-			kind := FullAttention
-			if family.From > 0 && i >= from || family.NoRope && c.Layer(i).Rope < 0 || every > 0 && (i+1)%every > 0 {
-				kind = SlidingAttention
+	if family.Slides != nil {
+		slides := family.Slides(c, o)
+		if c.LayerTypes == nil && c.SlidingWindow > 0 && len(*o.faults) == 0 {
+			for i := range c.NumHiddenLayers {
+				kind := FullAttention
+				if slides(i) {
+					kind = SlidingAttention
+				}
+				c.LayerTypes = append(c.LayerTypes, kind)
 			}
-			c.LayerTypes = append(c.LayerTypes, kind)
 		}
-	}
-	if use {
-		c.SlidingWindow = window
 	}
 	other := func(t string) bool { return t != FullAttention }
 	if c.LayerTypes != nil && len(c.LayerTypes) == c.NumHiddenLayers && !slices.ContainsFunc(c.LayerTypes, other) {
@@ -354,10 +325,10 @@ func (f faults) has(key string) bool {
 // readRope reads the rotary settings in either form. As in transformers, rope_scaling has priority over
 // rope_parameters, and a rope_theta inside over one outside. It returns the prefix of the keys in this file.
 func readRope(c *Config, o object) string {
+	f := c.Family()
 	r, all := o.object("rope_scaling"), o.object("rope_parameters")
-	theta := o.number("rope_theta", cmp.Or(c.Family().Defaults.RopeTheta, 10000))
 	if c.Ropes() > 1 {
-		all, theta = readLocalRope(c, all, theta)
+		all = readLocalRope(c, all)
 	}
 	if len(r.keys) == 0 {
 		r = all
@@ -368,51 +339,47 @@ func readRope(c *Config, o object) string {
 			return r.prefix
 		}
 	}
-	missing := c.Family().Defaults
-	c.RopeTheta = r.number("rope_theta", theta)
-	if p := r.number("partial_rotary_factor", o.number("partial_rotary_factor", 1)); p != 1 {
-		c.PartialRotaryFactor = p
+	c.RopeTheta = r.number("rope_theta", c.RopeTheta)
+	if c.PartialRotaryFactor = r.number("partial_rotary_factor", c.PartialRotaryFactor); c.PartialRotaryFactor == 1 {
+		c.PartialRotaryFactor = 0
 	}
 	if r.has("mrope_section") {
 		r.fault("mrope_section", "rotation by image coordinates is not supported")
 	}
-	s := &RopeScaling{Type: r.text("rope_type", r.text("type", "default"))}
-	trained := o.integer("original_max_position_embeddings", cmp.Or(missing.Trained,
-		r.integer("original_max_position_embeddings", c.MaxPositionEmbedding)))
-	if old := s.Type == "su" || s.Type == "yarn"; old && slices.Equal(c.Family().Ropes, []string{"longrope"}) {
-		s.Type = "longrope" // earlier names
-	}
-	switch s.Type {
-	case "default":
+	kind := r.text("rope_type", r.text("type", "default"))
+	kind = cmp.Or(f.RopeNames[kind], kind)
+	if kind == "default" {
 		return r.prefix
-	case "linear":
-		s.Factor = r.required("factor")
-	case "llama3":
-		s.Factor = r.required("factor")
-		s.LowFreqFactor, s.HighFreqFactor = r.required("low_freq_factor"), r.required("high_freq_factor")
-		s.OriginalMax = trained
-	case "yarn":
-		readYarn(c, s, r, trained)
-	case "longrope":
-		s.readFactor(c, r, trained)
-		r.get("short_factor", "a list of numbers", &s.ShortFactor)
-		r.get("long_factor", "a list of numbers", &s.LongFactor)
-	default:
+	}
+	if !slices.Contains(ropes, kind) {
 		key := "rope_type"
 		if !r.has(key) {
 			key = "type"
 		}
-		r.fault(key, "%.64q is not supported; cprun has %s", s.Type, wordList(append([]string{"default"},
-			c.Family().ropes()...)...))
+		r.fault(key, "%.64q is not supported; cprun has %s", kind, wordList(append([]string{"default"}, f.ropes()...)...))
 		return r.prefix
 	}
-	c.RopeScaling = s
+	c.RopeScaling = &RopeScaling{Type: kind}
+	for i := range ConfigKeys {
+		k := &ConfigKeys[i]
+		if !k.OfRope(kind) || k.Name == ropePrefix+"rope_type" {
+			continue
+		}
+		r.read(k, k.Field(c))
+		if k.Name == ropePrefix+trainedKey { // outside, it has priority
+			c.RopeScaling.OriginalMax = cmp.Or(f.Trained, c.RopeScaling.OriginalMax, c.MaxPositionEmbedding)
+			o.read(k, k.Field(c))
+		}
+	}
+	if s := c.RopeScaling; kind == "yarn" { // as in transformers, 0 is the default
+		s.BetaFast, s.BetaSlow = cmp.Or(s.BetaFast, 32), cmp.Or(s.BetaSlow, 1)
+	}
 	return r.prefix
 }
 
-// readLocalRope reads the rotary settings of layers with a window. It returns those of the other layers, and their base
-// if rope_scaling has none.
-func readLocalRope(c *Config, o object, theta float64) (full object, _ float64) {
+// readLocalRope reads the rotary settings of layers with a window, and returns the settings of the others. Their base
+// also applies to rope_scaling.
+func readLocalRope(c *Config, o object) (full object) {
 	full, local := o.object(FullAttention), o.object(SlidingAttention)
 	if len(o.keys) > 0 && len(full.keys)+len(local.keys) == 0 {
 		o.fault(FullAttention, "missing: settings are by kind of layer in a %s", c.Architecture)
@@ -421,37 +388,8 @@ func readLocalRope(c *Config, o object, theta float64) (full object, _ float64) 
 		local.fault("rope_type", "%.64q is not supported; cprun scales no layers with a window", kind)
 	}
 	c.RopeLocalBaseFreq = local.number("rope_theta", c.RopeLocalBaseFreq)
-	return full, full.number("rope_theta", theta)
-}
-
-func (s *RopeScaling) readFactor(c *Config, r object, trained int) {
-	s.OriginalMax = trained
-	s.Factor = r.number("factor", 0)
-	if !r.has("factor") && trained > 0 { // DeepSeek's and Phi's form: the ratio of the lengths
-		s.Factor = float64(c.MaxPositionEmbedding) / float64(trained)
-	}
-	if r.has("attention_factor") {
-		f := r.number("attention_factor", 0)
-		s.AttentionFactor = &f
-	}
-}
-
-func readYarn(c *Config, s *RopeScaling, r object, trained int) {
-	s.readFactor(c, r, trained)
-	// As in transformers, 0 is the default.
-	s.BetaFast, s.BetaSlow = cmp.Or(r.number("beta_fast", 0), 32), cmp.Or(r.number("beta_slow", 0), 1)
-	s.MScale, s.MScaleAllDim = r.number("mscale", 0), r.number("mscale_all_dim", 0)
-	if r.has("truncate") {
-		t := r.boolean("truncate", true)
-		s.Truncate = &t
-	}
-}
-
-func (o object) required(key string) float64 {
-	if !o.has(key) {
-		o.fault(key, "missing")
-	}
-	return o.number(key, 0)
+	c.RopeTheta = full.number("rope_theta", c.RopeTheta)
+	return full
 }
 
 // Positions returns max_position_embeddings for a model without it, trained on samples of seqLen: the reach of its
@@ -498,7 +436,7 @@ func clip(raw []byte) []byte {
 }
 
 // maxInt bounds every length of a config, so that products of a few do not overflow.
-const maxInt = 1 << 31
+const maxInt = math.MaxInt32
 
 func (o object) integer(key string, missing int) int {
 	v := missing
@@ -513,9 +451,6 @@ func (o object) integer(key string, missing int) int {
 func (o object) number(key string, missing float64) float64 {
 	v := missing
 	o.get(key, "a number", &v)
-	if math.IsInf(v, 0) || math.IsNaN(v) {
-		o.fault(key, "%v is not finite", v)
-	}
 	return v
 }
 

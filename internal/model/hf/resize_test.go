@@ -1,8 +1,6 @@
 package hf
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/safetensors"
@@ -10,24 +8,10 @@ import (
 
 // Rows that a file lacks are the mean of its rows, wherever a read begins.
 func TestResizedRowsAreTheMean(t *testing.T) {
-	dir := t.TempDir()
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer root.Close()
 	const name = "model.embed_tokens.weight"
 	have := []float32{1, 2, 4, 6, 8, 9}
-	if err := safetensors.WriteIn(root, singleFile, nil, []safetensors.Entry{
-		safetensors.Floats(name, "F32", []int{3, 2}, have),
-		safetensors.Floats("lm_head.weight", "F32", []int{3, 2}, have)}); err != nil { // tied
-		t.Fatal(err)
-	}
-	w, err := OpenWeights(filepath.Join(dir, "."))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
+	w := weightsOf(t, safetensors.Floats(name, "F32", []int{3, 2}, have),
+		safetensors.Floats("lm_head.weight", "F32", []int{3, 2}, have)) // tied
 	resized := Tensor{Name: name, Shape: []int{5, 2}, FileRows: 3}
 	want := append(have, 13./3, 17./3, 13./3, 17./3)
 	for lo := range want {

@@ -18,11 +18,7 @@ func TestFamiliesAreExportedAsTheyWereRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, err := OpenWeights(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Close()
+		w := weightsIn(t, dir)
 		if err := w.Check(c.Tensors()); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -64,6 +64,27 @@ func model(t testing.TB, name string, dtype safetensors.DType) Model {
 	return Model{Config: c, DType: dtype, Tensors: tensors(c), Read: fill}
 }
 
+// weightsIn opens the weights of a directory until the end of the test.
+func weightsIn(t testing.TB, dir string) *Weights {
+	t.Helper()
+	w, err := OpenWeights(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return w
+}
+
+// weightsOf writes a file of weights and opens it.
+func weightsOf(t testing.TB, entries ...safetensors.Entry) *Weights {
+	t.Helper()
+	dir := t.TempDir()
+	if err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, entries); err != nil {
+		t.Fatal(err)
+	}
+	return weightsIn(t, dir)
+}
+
 func names(t testing.TB, dir string) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -100,11 +121,7 @@ func TestExportedWeightsAreReadBack(t *testing.T) {
 			if got := names(t, filepath.Dir(dir)); len(got) != 1 {
 				t.Errorf("left beside it: %v", got)
 			}
-			w, err := OpenWeights(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer w.Close()
+			w := weightsIn(t, dir)
 			if err := w.Check(m.Tensors); err != nil {
 				t.Fatal(err)
 			}
@@ -154,12 +171,8 @@ func TestExportLeavesOthersFilesAlone(t *testing.T) {
 }
 
 func TestExportBringsTheTokenizer(t *testing.T) {
-	from, dir := t.TempDir(), filepath.Join(t.TempDir(), "out")
-	for _, f := range []string{"tokenizer.json", "generation_config.json", "README.md", "training_args.bin"} {
-		if err := os.WriteFile(filepath.Join(from, f), []byte("text of "+f), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	from, dir := dirOf(t, map[string]string{"tokenizer.json": "text of tokenizer.json", "generation_config.json": "text",
+		"README.md": "text", "training_args.bin": "text"}), filepath.Join(t.TempDir(), "out")
 	if err := os.Symlink("/etc/passwd", filepath.Join(from, "merges.txt")); err != nil {
 		t.Fatal(err)
 	}
@@ -237,27 +250,18 @@ func TestChangedKeysOfTheConfig(t *testing.T) {
 }
 
 func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
-	dir := t.TempDir()
 	one := func(name string, n int) safetensors.Entry {
 		return safetensors.Floats(name, safetensors.F32, []int{n}, make([]float32, n))
 	}
-	err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, []safetensors.Entry{
+	w := weightsOf(t,
 		one("a.w", 2), one("b", 3), one("x", 1), one("a.y", 1), one("lm_head.weight", 1),
 		one("a.z", 1), one("model.layers.0.self_attn.rotary_emb.inv_freq", 1),
-		{Name: "i", DType: safetensors.I32, Shape: []int{1}, Data: func(w io.Writer) error {
+		safetensors.Entry{Name: "i", DType: safetensors.I32, Shape: []int{1}, Data: func(w io.Writer) error {
 			_, err := w.Write(make([]byte, 4))
 			return err
 		}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := OpenWeights(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	err = w.Check([]Tensor{{Name: "a.w", Shape: []int{2}}, {Name: "b", Shape: []int{1, 3}},
+	)
+	err := w.Check([]Tensor{{Name: "a.w", Shape: []int{2}}, {Name: "b", Shape: []int{1, 3}},
 		{Name: "c", Shape: []int{1}}, {Name: "d", Shape: []int{1}}, {Name: "i", Shape: []int{1}}})
 	for _, want := range []string{
 		`"b" [3] for [1 3]`, `"c" [1], "d" [1] are missing`, `"i" I32`, `"a.y", "a.z" are not in the model`,
@@ -266,7 +270,7 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 			t.Errorf("no %s in\n%v", want, err)
 		}
 	}
-	if err != nil && (strings.Count(err.Error(), "\n") != 3 || strings.Count(err.Error(), dir) != 1) {
+	if err != nil && (strings.Count(err.Error(), "\n") != 3 || strings.Count(err.Error(), w.path) != 1) {
 		t.Errorf("other faults than expected, or a path more than once:\n%v", err)
 	}
 	if err := w.Read(Tensor{Name: "a.w", Shape: []int{3}}, make([]float32, 3), 0); err == nil {
@@ -282,18 +286,10 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 func TestATiedHeadEqualsTheEmbeddings(t *testing.T) {
 	want := []Tensor{{Name: "model.embed_tokens.weight", Shape: []int{2, 2}}}
 	for _, last := range []float32{4, 5} {
-		dir := t.TempDir()
-		err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, []safetensors.Entry{
+		w := weightsOf(t,
 			safetensors.Floats("model.embed_tokens.weight", safetensors.F32, []int{2, 2}, []float32{1, 2, 3, 4}),
-			safetensors.Floats("lm_head.weight", safetensors.F32, []int{2, 2}, []float32{1, 2, 3, last})})
-		if err != nil {
-			t.Fatal(err)
-		}
-		w, err := OpenWeights(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = w.Check(want)
+			safetensors.Floats("lm_head.weight", safetensors.F32, []int{2, 2}, []float32{1, 2, 3, last}))
+		err := w.Check(want)
 		if tied := last == 4; tied != (err == nil) || !tied && !strings.Contains(err.Error(), "model.tie_word_embeddings") {
 			t.Errorf("the last elements are 4 and %v: %v", last, err)
 		}
@@ -303,21 +299,12 @@ func TestATiedHeadEqualsTheEmbeddings(t *testing.T) {
 
 // Of hundreds of wrong tensors the error names the first and counts the rest.
 func TestManyWrongTensors(t *testing.T) {
-	dir := t.TempDir()
-	if err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil,
-		[]safetensors.Entry{safetensors.Floats("a", safetensors.F32, []int{1}, []float32{1})}); err != nil {
-		t.Fatal(err)
-	}
-	w, err := OpenWeights(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
+	w := weightsOf(t, safetensors.Floats("a", safetensors.F32, []int{1}, []float32{1}))
 	var want []Tensor
 	for i := range 400 {
 		want = append(want, Tensor{Name: fmt.Sprintf("layer.%03d", i), Shape: []int{4}})
 	}
-	err = w.Check(want)
+	err := w.Check(want)
 	if err == nil || strings.Count(err.Error(), "\n") > 2 || !strings.Contains(err.Error(), "400 tensors") ||
 		!strings.Contains(err.Error(), `"layer.002"`) || !strings.Contains(err.Error(), "397 more") {
 		t.Errorf("%v", err)
@@ -330,10 +317,7 @@ func TestWhatIsNoModel(t *testing.T) {
 	for name, file := range map[string][2]string{
 		"weights": {singleFile, pointer}, "config": {"config.json", pointer}, "adapter": {"adapter_config.json", "{}"},
 	} {
-		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, file[0]), []byte(file[1]), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		dir := dirOf(t, map[string]string{file[0]: file[1]})
 		_, errConfig := ReadConfig(dir)
 		_, errWeights := OpenWeights(dir)
 		err, want := errConfig, []string{"git-lfs pointer", "git lfs pull", file[0]}
@@ -354,15 +338,7 @@ func TestWhatIsNoModel(t *testing.T) {
 func TestSpoiltWeights(t *testing.T) {
 	for _, x := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 		for _, dtype := range []safetensors.DType{safetensors.F32, safetensors.BF16, safetensors.F64} {
-			dir, values := t.TempDir(), []float32{1, 2, float32(x), 4}
-			if err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil,
-				[]safetensors.Entry{safetensors.Floats("norm", dtype, []int{4}, values)}); err != nil {
-				t.Fatal(err)
-			}
-			w, err := OpenWeights(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			w := weightsOf(t, safetensors.Floats("norm", dtype, []int{4}, []float32{1, 2, float32(x), 4}))
 			if err := w.Read(Tensor{Name: "norm", Shape: []int{4}}, make([]float32, 3), 1); err == nil ||
 				!strings.Contains(err.Error(), `"norm"`) || !strings.Contains(err.Error(), "element 2") ||
 				!strings.Contains(err.Error(), singleFile) {
@@ -371,7 +347,6 @@ func TestSpoiltWeights(t *testing.T) {
 			if err := w.Read(Tensor{Name: "norm", Shape: []int{4}}, make([]float32, 2), 0); err != nil {
 				t.Errorf("a rank without it: %v", err)
 			}
-			w.Close()
 		}
 	}
 }
@@ -469,11 +444,7 @@ func TestLinksMayNotLeadOutOfTheDirectory(t *testing.T) {
 	if _, err := ReadConfig(snapshot); err != nil {
 		t.Error(err)
 	}
-	w, err := OpenWeights(snapshot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
+	w := weightsIn(t, snapshot)
 	if err := w.Check(m.Tensors); err != nil {
 		t.Error(err)
 	}
@@ -484,9 +455,7 @@ func TestDirectoryWithoutWeights(t *testing.T) {
 	if _, err := OpenWeights(dir); err == nil || !strings.Contains(err.Error(), "neither model.safetensors nor") {
 		t.Errorf("got %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "pytorch_model.bin"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	dir = dirOf(t, map[string]string{"pytorch_model.bin": ""})
 	if _, err := OpenWeights(dir); err == nil || !strings.Contains(err.Error(), "pickle") {
 		t.Errorf("got %v", err)
 	}

@@ -27,8 +27,8 @@ var drift = hf.Family{
 		hf.QueryNorm: "attn/ln_q", hf.KeyNorm: "attn/ln_k", hf.Gate: "mlp/g", hf.Up: "mlp/u", hf.Down: "mlp/d",
 	},
 	Layer:    "h/%d/",
-	Defaults: hf.Defaults{Positions: 4096, TieWordEmbeddings: true},
-	Windows:  hf.Windows{Default: 16},
+	Defaults: hf.Config{MaxPositionEmbedding: 4096, TieWordEmbeddings: true, SlidingWindow: 16},
+	Windows:  hf.Windows{Use: new(true)},
 	Ropes:    []string{"yarn"},
 	Export:   map[string]any{"drifts": true},
 }

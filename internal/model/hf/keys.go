@@ -1,0 +1,270 @@
+package hf
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A ConfigKey is a key of config.json with a field in Config. Reading, checks and exports follow the table of them, and
+// in package config the keys of model in train.yaml and their reference. To add a key, add its field and its row.
+type ConfigKey struct {
+	Name string // the tag of its field; in rope_scaling with that prefix
+	Doc  string // of train.yaml
+
+	// Default is for train.yaml, as YAML: "null" is the zero of the field, and "" requires the key. config.json has the
+	// defaults of the family, and requires the key if this has none.
+	Default string
+	Derived bool // other keys replace a zero; else a zero is none, or a default
+
+	Min, Max int64    // of integers; Max 0: MaxInt32
+	Within   string   // of numbers: an interval, such as (0, 1]
+	Choices  []string // of texts
+
+	Ropes string // of rope_scaling: the types with the key
+	Needs string // the types that require it
+	With  string // other keys of the same rules: their faults may cause one of this key
+
+	off   bool                 // null in config.json is the zero of the field, not the default of the family
+	lacks string               // the fault of a family without the key, of the value and its name; "": all have it
+	has   func(f *Family) bool // reports whether a family has the key; nil: Family.Keys lists it
+
+	index []int // of the field
+}
+
+const (
+	ropePrefix = "rope_scaling."
+	trainedKey = "original_max_position_embeddings" // also outside of rope_scaling
+	maxHeads   = 1 << 16
+	maxLayers  = 1 << 10 // far above known models; plans and runs keep lists of layers
+	maxTokens  = 1 << 30
+)
+
+// ConfigKeys is the table, in the order of train.yaml.
+var ConfigKeys = []ConfigKey{
+	{Name: "vocab_size", Min: 1, Doc: "rows of the embedding"},
+	{Name: "hidden_size", Min: 1, Doc: "width of the residual stream"},
+	{Name: "intermediate_size", Min: 1, Doc: "width of the gated MLP"},
+	{Name: "num_hidden_layers", Min: 1, Max: maxLayers, Doc: "transformer layers"},
+	{Name: "num_attention_heads", Min: 1, Max: maxHeads, With: "hidden_size head_dim", Doc: "query heads"},
+	{Name: "num_key_value_heads", Default: "null", Derived: true, off: true, Min: 1, Max: maxHeads,
+		With: "num_attention_heads",
+		Doc:  "key and value heads; divides the query heads; null: as many as query heads"},
+	{Name: "head_dim", Default: "null", Derived: true, Min: 2, Max: maxHeads,
+		With: "hidden_size num_attention_heads",
+		Doc:  "width of one head, even; null: hidden_size / num_attention_heads"},
+	{Name: "rope_theta", Default: "10000.0", Within: "(1, inf)", Doc: "base of the rotary frequencies"},
+	{Name: "rope_scaling.rope_type", Choices: []string{"linear", "llama3", "yarn", "longrope", "default"},
+		Ropes: "linear llama3 yarn longrope", Needs: "linear llama3 yarn longrope",
+		Doc: "yarn: arXiv:2309.00071; longrope: arXiv:2402.13753; default: no scaling"},
+	{Name: "rope_scaling.factor", Derived: true, Within: "[1, inf)",
+		Ropes: "linear llama3 yarn longrope", Needs: "linear llama3 yarn",
+		With: "rope_scaling.rope_type " + ropePrefix + trainedKey,
+		Doc:  "new length / trained length; longrope: from max_position_embeddings"},
+	{Name: "rope_scaling.short_factor", Within: "(0, inf)", Ropes: "longrope", Needs: "longrope",
+		With: "head_dim partial_rotary_factor",
+		Doc:  "divides the frequency of each pair of dimensions, in documents up to the trained length"},
+	{Name: "rope_scaling.long_factor", Within: "(0, inf)", Ropes: "longrope", Needs: "longrope",
+		With: "head_dim partial_rotary_factor", Doc: "likewise in longer documents"},
+	{Name: "rope_scaling.low_freq_factor", Within: "(0, inf)", Ropes: "llama3", Needs: "llama3",
+		Doc: "wavelengths above trained length / this are stretched fully"},
+	{Name: "rope_scaling.high_freq_factor", Within: "(0, inf)", Ropes: "llama3", Needs: "llama3",
+		With: "rope_scaling.low_freq_factor",
+		Doc:  "wavelengths below trained length / this stay; above low_freq_factor"},
+	{Name: ropePrefix + trainedKey, Derived: true, Min: 1, Ropes: "llama3 yarn longrope",
+		Needs: "llama3 longrope", With: "rope_scaling.rope_type",
+		Doc: "trained length, tokens; yarn: max_position_embeddings"},
+	{Name: "rope_scaling.beta_fast", Default: "32.0", Within: "(0, inf)", Ropes: "yarn", With: "rope_scaling.beta_slow",
+		Doc: "frequencies with more turns than this over the trained length stay"},
+	{Name: "rope_scaling.beta_slow", Default: "1.0", Within: "(0, inf)", Ropes: "yarn",
+		Doc: "frequencies with fewer turns than this are stretched fully"},
+	{Name: "rope_scaling.attention_factor", Default: "null", Within: "(0, inf)", Ropes: "yarn longrope",
+		Doc: "null: yarn: from mscale, else 0.1 ln(factor) + 1; longrope: sqrt(1 + ln(factor) / ln(trained length))"},
+	{Name: "rope_scaling.mscale", Default: "null", Within: "(0, inf)", Ropes: "yarn",
+		Doc: "DeepSeek's form of attention_factor"},
+	{Name: "rope_scaling.mscale_all_dim", Default: "null", Within: "(0, inf)", Ropes: "yarn",
+		Doc: "DeepSeek's form of attention_factor"},
+	{Name: "rope_scaling.truncate", Default: "null", Ropes: "yarn",
+		Doc: "round the ramp's bounds to whole dimensions"},
+	{Name: "partial_rotary_factor", Default: "null", Within: "(0, 1]", With: "head_dim",
+		has:   func(f *Family) bool { return f.Partial },
+		lacks: "%v is not supported; %s rotates all dimensions of a head",
+		Doc:   "share of a head's dimensions that rotate, the first; null: all; below 1 only in phi3"},
+	{Name: "no_rope_layers", Default: "null", Max: 1, With: "num_hidden_layers",
+		has:   func(f *Family) bool { return f.NoRope > 0 },
+		lacks: "not supported: every layer of %[2]s rotates",
+		Doc:   "for each layer 1 if it rotates, or 0; only in smollm3, where null is 0 for every fourth layer"},
+	{Name: "attention_bias", Default: "false", has: func(f *Family) bool { return f.Tensors[Query.Bias()] != "" },
+		lacks: "%v is not supported: %s has no bias in attention",
+		Doc:   "biases of the projections of attention; qwen2 has those of queries, keys and values in any case"},
+	{Name: "mlp_bias", Default: "false", has: func(f *Family) bool { return f.Tensors[Gate.Bias()] != "" },
+		lacks: "%v is not supported: %s has no bias in the MLP", Doc: "biases of the projections of the MLP"},
+	{Name: localKey, Default: "null", off: true, Within: "(1, inf)", lacks: ignored,
+		Doc: "rope_theta of layers with a window, which rope_scaling leaves alone; only gemma3_text; null: rope_theta"},
+	{Name: scalarKey, Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
+		Doc: "attention scores are divided by its root; only gemma2 and gemma3_text; null: head_dim"},
+	{Name: scoreCapKey, Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
+		Doc: "limit of attention scores, by tanh; only gemma2; null: none"},
+	{Name: logitCapKey, Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
+		Doc: "limit of logits, by tanh; only gemma2 and gemma3_text; null: none"},
+	{Name: "rms_norm_eps", Default: "1.0e-6", Within: "(0, inf)", Doc: "added to the mean square in RMSNorm"},
+	{Name: "tie_word_embeddings", Default: "false", Doc: "the output matrix is the embedding"},
+	{Name: "max_position_embeddings", Default: "null", Min: 1, Max: maxTokens,
+		Doc: "longest trained length, tokens; with model.from, a longer seq_len without rope_scaling gives a warning"},
+	{Name: "initializer_range", Default: "0.02", Within: "[0, inf)", Doc: "standard deviation of random weights"},
+	{Name: "sliding_window", Default: "null", off: true, Min: 1, Max: maxTokens, With: "layer_types",
+		Doc: "a token sees itself and the sliding_window - 1 tokens before it"},
+	{Name: "layer_types", Default: "null", Choices: []string{FullAttention, SlidingAttention},
+		With: "num_hidden_layers", Doc: "a value for each layer; null: every layer slides if sliding_window is set"},
+}
+
+// These are the keys of Family.Keys.
+const (
+	localKey    = "rope_local_base_freq"
+	scalarKey   = "query_pre_attn_scalar"
+	scoreCapKey = "attn_logit_softcapping"
+	logitCapKey = "final_logit_softcapping"
+)
+
+const ignored = "%v is not supported in %s: transformers ignores it there; set it to null"
+
+func init() {
+	for i := range ConfigKeys {
+		k := &ConfigKeys[i]
+		k.Max = cmp.Or(k.Max, math.MaxInt32)
+		t := reflect.TypeFor[*Config]()
+		for tag := range strings.SplitSeq(k.Name, ".") {
+			for f := range t.Elem().Fields() {
+				if f.Tag.Get("json") == tag {
+					k.index, t = append(k.index, f.Index...), f.Type
+					break
+				}
+			}
+		}
+	}
+}
+
+// Field returns a pointer to the field of a key. For a key of rope_scaling, that must exist.
+func (k *ConfigKey) Field(c *Config) any {
+	return reflect.ValueOf(c).Elem().FieldByIndex(k.index).Addr().Interface()
+}
+
+func isZero(field any) bool { return reflect.ValueOf(field).Elem().IsZero() }
+
+// OfRope reports whether a type of rope scaling has the key.
+func (k *ConfigKey) OfRope(kind string) bool { return slices.Contains(strings.Fields(k.Ropes), kind) }
+
+// NeededBy reports whether a type of rope scaling requires the key.
+func (k *ConfigKey) NeededBy(kind string) bool { return slices.Contains(strings.Fields(k.Needs), kind) }
+
+// in reports whether a family has the key.
+func (k *ConfigKey) in(f *Family) bool {
+	if k.has != nil {
+		return k.has(f)
+	}
+	return k.lacks == "" || slices.Contains(f.Keys, k.Name)
+}
+
+// zeroIsValid reports whether a model may have zero for the key: none, or a default.
+func (k *ConfigKey) zeroIsValid() bool {
+	return (k.Default == "null" || k.Ropes != "") && !k.Derived && k.Needs == ""
+}
+
+// check returns an error for a value outside the bounds.
+func (k *ConfigKey) check(field any) error {
+	switch v := field.(type) {
+	case *int:
+		return CheckInt(int64(*v), k.Min, k.Max)
+	case *float64:
+		return CheckNumber(*v, k.Within)
+	case **float64:
+		return CheckNumber(**v, k.Within)
+	case *[]float64:
+		for _, x := range *v {
+			if err := CheckNumber(x, k.Within); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// CheckInt returns an error for an integer outside its bounds.
+func CheckInt(v, least, most int64) error {
+	switch {
+	case v < least:
+		return fmt.Errorf("%d is too small; the least is %d", v, least)
+	case v > most:
+		return fmt.Errorf("%d is too large; the most is %d", v, most)
+	}
+	return nil
+}
+
+// CheckNumber returns an error for a number outside an interval, such as (0, 1].
+func CheckNumber(v float64, within string) error {
+	lo, hi, _ := strings.Cut(strings.Trim(within, "[()]"), ", ")
+	low, err := strconv.ParseFloat(lo, 64)
+	high, err2 := strconv.ParseFloat(hi, 64)
+	if err != nil || err2 != nil {
+		panic("hf: " + within + " is no interval")
+	}
+	inside := (v > low || v == low && within[0] == '[') && (v < high || v == high && strings.HasSuffix(within, "]"))
+	if !inside || math.IsInf(v, 0) {
+		return fmt.Errorf("%g is out of range; want a number in %s", v, within)
+	}
+	return nil
+}
+
+// read sets the field of a key. It keeps the default of the family if the key is absent, or null without a meaning.
+func (o object) read(k *ConfigKey, field any) {
+	name := strings.TrimPrefix(k.Name, ropePrefix)
+	if _, ok := o.keys[name]; ok && k.off && !o.has(name) {
+		reflect.ValueOf(field).Elem().SetZero()
+	}
+	if !o.has(name) {
+		return
+	}
+	o.get(name, wants[reflect.TypeOf(field)], field)
+	// Check finds most faults. But it would take a zero for an absent key, and sizes are used before.
+	_, isInt := field.(*int)
+	if absent := isZero(field) && k.Ropes != "" && !k.zeroIsValid(); !isInt && !absent {
+		return
+	}
+	if err := k.check(field); err != nil {
+		o.fault(name, "%v", err)
+		reflect.ValueOf(field).Elem().SetZero()
+	}
+}
+
+// wants describes the JSON of a field's type.
+var wants = map[reflect.Type]string{
+	reflect.TypeFor[*int](): "an integer", reflect.TypeFor[*bool](): "true or false",
+	reflect.TypeFor[*float64](): "a number", reflect.TypeFor[**float64](): "a number",
+	reflect.TypeFor[**bool](): "true or false", reflect.TypeFor[*[]string](): "a list of strings",
+	reflect.TypeFor[*[]int](): "a list of integers", reflect.TypeFor[*[]float64](): "a list of numbers",
+}
+
+// written returns the value of a field for config.json. Python shall read its numbers as floats.
+func written(field any) any {
+	switch v := field.(type) {
+	case *float64:
+		return number(*v)
+	case **float64:
+		return number(**v)
+	}
+	return field
+}
+
+// number returns a float that Python reads as a float, not an integer.
+func number(x float64) json.RawMessage {
+	b := strconv.AppendFloat(nil, x, 'g', -1, 64)
+	if strings.ContainsAny(string(b), ".e") {
+		return b
+	}
+	return append(b, '.', '0')
+}
