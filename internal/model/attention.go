@@ -21,10 +21,10 @@ type attendViews struct {
 	proj, projInv View // [B, S, 1, E], [B, S, 1, 1]: with a norm of the branch, its input and scale; else zero
 }
 
-func (l *attend) views(m *Model, s *activations) []saved {
+func (l *attend) views(list []saved, m *Model, s *activations) []saved {
 	t, f, x, e := m.dtype, m.accum, l.Mixer, m.cfg.HiddenSize
 	raw, branch := l.copies(hf.QueryNorm), l.copies(hf.AttentionNorm)
-	return []saved{
+	return append(list, []saved{
 		{&s.out.O, t, x.Heads, x.DimV, ofOutput},
 		{&s.out.LSE, f, x.Heads, 1, ofOutput},
 		{&s.q, t, x.Heads, x.Dim, ofMixer},
@@ -38,7 +38,8 @@ func (l *attend) views(m *Model, s *activations) []saved {
 		{&s.n1, t, 1, e, ofMixerTile},
 		{&s.proj, t, branch, e, ofTile},
 		{&s.projInv, f, branch, 1, ofTile},
-	}
+	}...)
+
 }
 
 func (l *attend) forward(p *pass, s *activations, known bool) error {

@@ -2,7 +2,6 @@ package model
 
 import (
 	"iter"
-	"slices"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model/hf"
@@ -29,7 +28,8 @@ type layer struct {
 
 // A mixer first computes s.out for all tokens, which recomputation may keep, and then its summand tile by tile.
 type mixer interface {
-	views(m *Model, s *activations) []saved
+	// views appends the branch's views.
+	views(list []saved, m *Model, s *activations) []saved
 	// forward sets s.out; if that is known, only what its gradient needs.
 	forward(p *pass, s *activations, known bool) error
 	// output sets t.h to the summand.
@@ -42,7 +42,7 @@ type mixer interface {
 
 // An mlp works on tiles. t.h holds the mixer's summand until forward adds t.x.
 type mlp interface {
-	views(m *Model, t *activations) []saved
+	views(list []saved, m *Model, s *activations) []saved
 	// forward sets out. Without it, the pass only needs the views for backward.
 	forward(p *pass, t *activations, out View)
 	// backward replaces d, the gradient of out, by that of h. It may overwrite t.
@@ -108,8 +108,9 @@ type saved struct {
 }
 
 func (m *Model) views(l *layer, s *activations) []saved {
-	list := []saved{{&s.x, m.dtype, 1, m.cfg.HiddenSize, ofInput}, {&s.h, m.dtype, 1, m.cfg.HiddenSize, ofTile}}
-	return slices.Concat(list, l.mixer.views(m, s), l.mlp.views(m, s))
+	list := append(make([]saved, 0, 24), saved{&s.x, m.dtype, 1, m.cfg.HiddenSize, ofInput},
+		saved{&s.h, m.dtype, 1, m.cfg.HiddenSize, ofTile})
+	return l.mlp.views(l.mixer.views(list, m, s), m, s)
 }
 
 // alloc allocates the missing views of the groups lo to hi.

@@ -18,9 +18,9 @@ type mlpViews struct {
 	down, downInv, branch View // [B, S, 1, E], [B, S, 1, 1], [B, S, 1, E]
 }
 
-func (l *gatedMLP) views(m *Model, s *activations) []saved {
+func (l *gatedMLP) views(list []saved, m *Model, s *activations) []saved {
 	t, f, e, n := m.dtype, m.accum, m.cfg.HiddenSize, l.copies(hf.MLPNorm)
-	return []saved{
+	return append(list, []saved{
 		{&s.inv2, f, 1, 1, ofTile},
 		{&s.n2, t, 1, e, ofTile},
 		{&s.gate, t, 1, l.MLP.Width, ofTile},
@@ -29,7 +29,8 @@ func (l *gatedMLP) views(m *Model, s *activations) []saved {
 		{&s.down, t, n, e, ofTile},
 		{&s.downInv, f, n, 1, ofTile},
 		{&s.branch, t, n, e, ofAgain},
-	}
+	}...)
+
 }
 
 func (l *gatedMLP) forward(p *pass, t *activations, out View) {
