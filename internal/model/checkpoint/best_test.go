@@ -10,15 +10,11 @@ import (
 
 // The best checkpoint stays beyond Keep, until another one is better. A damaged or missing one is reported.
 func TestBestIsKept(t *testing.T) {
-	params, ranges := small(2)
 	dir := filepath.Join(t.TempDir(), "checkpoints")
 	if _, err := Best(t.Context(), dir); !errors.Is(err, ErrNone) {
 		t.Errorf("no directory: %v, want ErrNone", err)
 	}
-	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "first", Keep: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := fleetOf(t, 2, Options{Dir: rooted(dir), RunID: "first", Keep: 2})
 	if _, err := Best(t.Context(), dir); !errors.Is(err, ErrNone) {
 		t.Errorf("no best: %v, want ErrNone", err)
 	}
@@ -29,11 +25,7 @@ func TestBestIsKept(t *testing.T) {
 	}{{1, true, []int64{1}}, {2, false, []int64{1, 2}}, {3, false, []int64{1, 2, 3}}, {4, false, []int64{1, 3, 4}},
 		{5, true, []int64{4, 5}}, {6, false, []int64{5, 6}}, {7, false, []int64{5, 6, 7}}} {
 		f.best = tc.best
-		if err := f.each(func(rank int, s *Saver) error {
-			return s.Save(t.Context(), f.snapshot(rank, tc.step))
-		}); err != nil {
-			t.Fatal(err)
-		}
+		f.mustSave(t, tc.step)
 		want := []string{"best", "latest"}
 		for _, step := range tc.kept {
 			want = append(want, dirName(step))
@@ -50,7 +42,7 @@ func TestBestIsKept(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkContent(t, c, params)
+		checkContent(t, c, f.params)
 		if c.Close(); c.Manifest.Step != 5 {
 			t.Errorf("%s is step %d, want 5", path, c.Manifest.Step)
 		}

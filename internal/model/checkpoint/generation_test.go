@@ -16,17 +16,9 @@ import (
 // beginner returns a saver of one rank.
 func beginner(t *testing.T, dir, run string, generation int64) *fleet {
 	t.Helper()
-	params, ranges := small(1)
-	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: run, Start: Start{Generation: generation}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := fleetOf(t, 1, Options{Dir: rooted(dir), RunID: run, Start: Start{Generation: generation}})
 	t.Cleanup(func() { f.close() })
 	return f
-}
-
-func (f *fleet) save(t *testing.T, step int64) error {
-	return f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, step)) })
 }
 
 // A start that is suspended after its check for a newer start still fails: the newer start has removed the directory
@@ -38,9 +30,7 @@ func TestCutOff(t *testing.T) {
 	}{{"manifest written", 1}, {"set aside", 1}, {"latest written", 1}} {
 		dir := t.TempDir()
 		old := beginner(t, dir, "old", 1)
-		if err := old.save(t, 1); err != nil {
-			t.Fatal(err)
-		}
+		old.mustSave(t, 1)
 		var next *fleet
 		old.savers[0].at = func(p string) error {
 			if p == c.point && next == nil {
@@ -223,9 +213,7 @@ func (d *lostReply) Rename(from, to string) error {
 func TestRemovalPutsBackANewerCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	old := beginner(t, dir, "old", 1)
-	if err := beginner(t, dir, "new", 2).save(t, 1); err != nil {
-		t.Fatal(err)
-	}
+	beginner(t, dir, "new", 2).mustSave(t, 1)
 	s := old.savers[0]
 	for _, lost := range []bool{false, true} {
 		if lost {

@@ -140,6 +140,32 @@ func newFleet(params []Param, ranges []Range, o Options) (*fleet, error) {
 	return f, nil
 }
 
+// fleetOf returns the savers of n ranks with the parameters of most tests.
+func fleetOf(t *testing.T, n int, o Options) *fleet {
+	t.Helper()
+	params, ranges := small(n)
+	f, err := newFleet(params, ranges, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// save saves a checkpoint.
+func (f *fleet) save(t *testing.T, step int64) error {
+	return f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, step)) })
+}
+
+// mustSave saves checkpoints of these steps.
+func (f *fleet) mustSave(t *testing.T, steps ...int64) {
+	t.Helper()
+	for _, step := range steps {
+		if err := f.save(t, step); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // each calls do on every rank at once.
 func (f *fleet) each(do func(rank int, s *Saver) error) error {
 	errs := make([]error, len(f.savers))
@@ -177,29 +203,18 @@ func small(n int) ([]Param, []Range) {
 // saved returns a directory with checkpoints of these steps, written by two ranks.
 func saved(t *testing.T, o Options, steps ...int64) (dir string, params []Param) {
 	t.Helper()
-	params, ranges := small(2)
 	if o.Dir == nil {
 		o.Dir = rooted(filepath.Join(t.TempDir(), "checkpoints"))
 	}
 	if o.RunID == "" {
 		o.RunID = "first"
 	}
-	f, err := newFleet(params, ranges, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, step := range steps {
-		if err := f.each(func(rank int, s *Saver) error {
-			return s.Save(t.Context(),
-				f.snapshot(rank, step))
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	f := fleetOf(t, 2, o)
+	f.mustSave(t, steps...)
 	if err := f.close(); err != nil {
 		t.Fatal(err)
 	}
-	return o.Dir.Name(), params
+	return o.Dir.Name(), f.params
 }
 
 // checkContent fails unless c holds the elements of its own step.

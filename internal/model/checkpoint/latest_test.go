@@ -90,7 +90,7 @@ func TestSavesFollowNoLink(t *testing.T) {
 			f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "first"})
 			if err == nil {
 				// It may be refused.
-				_ = f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 1)) })
+				_ = f.save(t, 1)
 				_ = f.close()
 			}
 			if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {

@@ -28,9 +28,18 @@ const shard1 = "shard-00001-of-00002.safetensors"
 
 // TestDamage damages the newest checkpoint in many ways. Each time Latest reports the damage and opens the older one.
 func TestDamage(t *testing.T) {
+	change := func(name string, to func([]byte) []byte) func(*testing.T, string) {
+		return func(t *testing.T, dir string) { edit(t, filepath.Join(dir, name), to) }
+	}
 	flip := func(at func(n int) int) func(*testing.T, string) {
+		return change(shard1, func(b []byte) []byte { b[at(len(b))] ^= 0x10; return b })
+	}
+	before := func(name string) func(*testing.T, string) { // takes the file of the step before
 		return func(t *testing.T, dir string) {
-			edit(t, filepath.Join(dir, shard1), func(b []byte) []byte { b[at(len(b))] ^= 0x10; return b })
+			edit(t, filepath.Join(dir, name), func([]byte) []byte {
+				b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), dirName(1), name))
+				return b
+			})
 		}
 	}
 	for _, c := range []struct {
@@ -41,44 +50,24 @@ func TestDamage(t *testing.T) {
 		{"a bit of the data", flip(func(n int) int { return n - 3 }), "checksum"},
 		{"a bit of a shard's header", flip(func(int) int { return 20 }), "safetensors file shard-00001"},
 		{"a bit of a shard's length", flip(func(int) int { return 0 }), "safetensors file shard-00001"},
-		{"a shard cut short", func(t *testing.T, dir string) {
-			edit(t, filepath.Join(dir, shard1), func(b []byte) []byte { return b[:len(b)-4] })
-		}, "bytes, the manifest says"},
-		{"a shard that is too long", func(t *testing.T, dir string) {
-			edit(t, filepath.Join(dir, shard1), func(b []byte) []byte { return append(b, 0) })
-		}, "bytes, the manifest says"},
-		{"a shard that is empty", func(t *testing.T, dir string) {
-			edit(t, filepath.Join(dir, shard1), func(b []byte) []byte { return nil })
-		}, "0 bytes, the manifest says"},
+		{"a shard cut short", change(shard1, func(b []byte) []byte { return b[:len(b)-4] }), "bytes, the manifest says"},
+		{"a shard that is too long", change(shard1, func(b []byte) []byte { return append(b, 0) }),
+			"bytes, the manifest says"},
+		{"a shard that is empty", change(shard1, func(b []byte) []byte { return nil }), "0 bytes, the manifest says"},
 		{"no shard", func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, shard1)) }, "no such file"},
 		{"a link for a shard", func(t *testing.T, dir string) {
 			os.Rename(filepath.Join(dir, shard1), filepath.Join(dir, "x"))
 			os.Symlink("x", filepath.Join(dir, shard1))
 		}, "not a regular file"},
 		{"no manifest", func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, manifestName)) }, "no such file"},
-		{"a manifest cut short", func(t *testing.T, dir string) {
-			edit(t, filepath.Join(dir, manifestName), func(b []byte) []byte { return b[:len(b)/2] })
-		}, "unexpected end"},
-		{"a manifest of zeros", func(t *testing.T, dir string) {
-			edit(t, filepath.Join(dir, manifestName), func(b []byte) []byte { return make([]byte, len(b)) })
-		}, "invalid character"},
-		{"a manifest of another step", func(t *testing.T, dir string) {
-			edit(t, filepath.Join(dir, manifestName), func([]byte) []byte {
-				b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), dirName(1), manifestName))
-				return b
-			})
-		}, "its step is 1"},
-		{"a bit of the manifest that nothing else knows", func(t *testing.T, dir string) {
-			edit(t, filepath.Join(dir, manifestName), func(b []byte) []byte {
-				return bytes.Replace(b, []byte(`"tokens": 256`), []byte(`"tokens": 257`), 1)
-			})
-		}, "it has changed since it was written"},
-		{"a shard of the step before", func(t *testing.T, dir string) {
-			edit(t, filepath.Join(dir, shard1), func([]byte) []byte {
-				b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), dirName(1), shard1))
-				return b
-			})
-		}, "checksum"},
+		{"a manifest cut short", change(manifestName, func(b []byte) []byte { return b[:len(b)/2] }), "unexpected end"},
+		{"a manifest of zeros", change(manifestName, func(b []byte) []byte { return make([]byte, len(b)) }),
+			"invalid character"},
+		{"a manifest of another step", before(manifestName), "its step is 1"},
+		{"a bit of the manifest that nothing else knows", change(manifestName, func(b []byte) []byte {
+			return bytes.Replace(b, []byte(`"tokens": 256`), []byte(`"tokens": 257`), 1)
+		}), "it has changed since it was written"},
+		{"a shard of the step before", before(shard1), "checksum"},
 		{"nothing of it left", func(t *testing.T, dir string) { os.RemoveAll(dir) }, "which does not exist"},
 	} {
 		dir, params := saved(t, Options{}, 1, 2)
@@ -132,43 +121,39 @@ func TestReadsWhatItNeeds(t *testing.T) {
 }
 
 func TestLatest(t *testing.T) {
+	set := func(dir, text string) { os.WriteFile(filepath.Join(dir, latestName), []byte(text), 0o644) }
 	for _, c := range []struct {
 		name    string
-		prepare func(t *testing.T, dir string)
+		prepare func(dir string)
 		want    int64
 		reasons int
 	}{
-		{"as it was written", func(t *testing.T, dir string) {}, 3, 0},
-		{"latest is missing", func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, latestName)) }, 3, 0},
-		{"latest is empty", func(t *testing.T, dir string) { os.WriteFile(filepath.Join(dir, latestName), nil, 0o644) },
-			3, 1},
-		{"latest leads out", func(t *testing.T, dir string) {
-			os.WriteFile(filepath.Join(dir, latestName), []byte("../checkpoints/step-00000001"), 0o644)
-		}, 3, 1},
-		{"latest was set back by hand", func(t *testing.T, dir string) {
-			os.WriteFile(filepath.Join(dir, latestName), []byte("step-00000001"), 0o644)
-		}, 1, 0},
-		{"the one it names is set aside", func(t *testing.T, dir string) {
-			os.WriteFile(filepath.Join(dir, latestName), []byte("step-00000002\n"), 0o644)
+		{"as it was written", func(dir string) {}, 3, 0},
+		{"latest is missing", func(dir string) { os.Remove(filepath.Join(dir, latestName)) }, 3, 0},
+		{"latest is empty", func(dir string) { set(dir, "") }, 3, 1},
+		{"latest leads out", func(dir string) { set(dir, "../checkpoints/step-00000001") }, 3, 1},
+		{"latest was set back by hand", func(dir string) { set(dir, "step-00000001") }, 1, 0},
+		{"the one it names is set aside", func(dir string) {
+			set(dir, "step-00000002\n")
 			os.Rename(filepath.Join(dir, dirName(2)), filepath.Join(dir, dirName(2)+".old-dead"))
 		}, 2, 0},
-		{"set back to a damaged one", func(t *testing.T, dir string) {
-			os.WriteFile(filepath.Join(dir, latestName), []byte("step-00000002\n"), 0o644)
+		{"set back to a damaged one", func(dir string) {
+			set(dir, "step-00000002\n")
 			os.Remove(filepath.Join(dir, dirName(2), manifestName))
 		}, 1, 1},
-		{"only a later one is whole", func(t *testing.T, dir string) {
-			os.WriteFile(filepath.Join(dir, latestName), []byte("step-00000002\n"), 0o644)
+		{"only a later one is whole", func(dir string) {
+			set(dir, "step-00000002\n")
 			os.Remove(filepath.Join(dir, dirName(1), manifestName))
 			os.Remove(filepath.Join(dir, dirName(2), manifestName))
 		}, 3, 2},
-		{"what is no checkpoint is let be", func(t *testing.T, dir string) {
+		{"what is no checkpoint is let be", func(dir string) {
 			os.Mkdir(filepath.Join(dir, "step-00000009.tmp-dead"), 0o755)
 			os.Mkdir(filepath.Join(dir, "step-x"), 0o755)
 			os.WriteFile(filepath.Join(dir, "step-00000010"), nil, 0o644)
 		}, 3, 0},
 	} {
 		dir, params := saved(t, Options{}, 1, 2, 3)
-		c.prepare(t, dir)
+		c.prepare(dir)
 		if step, reasons := latestStep(t, dir, params); step != c.want || len(reasons) != c.reasons {
 			t.Errorf("%s: step %d, passed over %q, want step %d and %d reasons", c.name, step, reasons, c.want,
 				c.reasons)

@@ -11,7 +11,7 @@ import (
 // A file with the name of a checkpoint's directory is replaced by the checkpoint of that step, without remains.
 func TestFileInPlaceOfACheckpoint(t *testing.T) {
 	for _, link := range []bool{false, true} {
-		dir, params := saved(t, Options{}, 1)
+		dir, _ := saved(t, Options{}, 1)
 		path := filepath.Join(dir, "step-00000002")
 		var err error
 		if link {
@@ -22,20 +22,8 @@ func TestFileInPlaceOfACheckpoint(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, ranges := small(2)
-		f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "second",
-			Warn: func(err error) { t.Error(err) }})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, step := range []int64{2, 3} {
-			if err := f.each(func(rank int, s *Saver) error {
-				return s.Save(t.Context(),
-					f.snapshot(rank, step))
-			}); err != nil {
-				t.Fatal(err)
-			}
-		}
+		f := fleetOf(t, 2, Options{Dir: rooted(dir), RunID: "second", Warn: func(err error) { t.Error(err) }})
+		f.mustSave(t, 2, 3)
 		if err := f.close(); err != nil {
 			t.Fatal(err)
 		}
@@ -48,22 +36,13 @@ func TestFileInPlaceOfACheckpoint(t *testing.T) {
 
 // A checkpoint contains only the files of its own save, as the ranks wrote them.
 func TestCheckpointHoldsItsOwnFiles(t *testing.T) {
-	dir, params := saved(t, Options{}, 1)
-	_, ranges := small(2)
-	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "second"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir, _ := saved(t, Options{}, 1)
+	f := fleetOf(t, 2, Options{Dir: rooted(dir), RunID: "second"})
 	tmp := filepath.Join(dir, "step-00000002.tmp-second")
 	if err := os.MkdirAll(filepath.Join(tmp, "earlier"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	save := func(step int64) error {
-		return f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, step)) })
-	}
-	if err := save(2); err != nil {
-		t.Fatal(err)
-	}
+	f.mustSave(t, 2)
 	want := []string{manifestName, "shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors"}
 	if got := names(t, filepath.Join(dir, "step-00000002")); !slices.Equal(got, want) {
 		t.Errorf("the checkpoint holds %q, want %q", got, want)
@@ -74,7 +53,7 @@ func TestCheckpointHoldsItsOwnFiles(t *testing.T) {
 		}
 		return nil
 	}
-	if err := save(3); err == nil {
+	if err := f.save(t, 3); err == nil {
 		t.Error("a checkpoint was made of a shard that is cut short")
 	}
 	if got := names(t, dir); slices.Contains(got, "step-00000003") {
@@ -103,9 +82,7 @@ func recorded(t *testing.T, dir string, generation int64) {
 func TestNoNameAfterANewerStart(t *testing.T) {
 	dir := t.TempDir()
 	old := beginner(t, dir, "old", 1)
-	if err := old.save(t, 1); err != nil {
-		t.Fatal(err)
-	}
+	old.mustSave(t, 1)
 	old.savers[0].at = func(point string) error {
 		if point == "manifest written" {
 			recorded(t, dir, 2)
@@ -125,9 +102,7 @@ func TestRemoveLeavesANewerCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	old := beginner(t, dir, "old", 1)
 	next := beginner(t, dir, "new", 2)
-	if err := next.save(t, 1); err != nil {
-		t.Fatal(err)
-	}
+	next.mustSave(t, 1)
 	if err := old.savers[0].remove("step-00000001"); err != nil {
 		t.Error(err)
 	}

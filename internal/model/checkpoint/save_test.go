@@ -37,10 +37,7 @@ func TestReshard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := f.each(func(rank int, s *Saver) error {
-			return s.Save(t.Context(),
-				f.snapshot(rank, 3))
-		}); err != nil {
+		if err := f.save(t, 3); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		dir := f.savers[0].o.Dir.Name()
@@ -105,21 +102,17 @@ func TestBits(t *testing.T) {
 }
 
 func TestAsyncSavesOfChangingState(t *testing.T) {
-	params, ranges := small(2)
 	dir := t.TempDir()
-	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "run", Async: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := fleetOf(t, 2, Options{Dir: rooted(dir), RunID: "run", Async: true})
 	// The next step changes the slices after the end of the save.
-	err = f.each(func(rank int, s *Saver) error {
+	err := f.each(func(rank int, s *Saver) error {
 		snap := f.snapshot(rank, 0)
 		for step := range int64(4) {
 			if err := s.Wait(); err != nil {
 				return err
 			}
 			snap.Meta = metaOf(step, 2)
-			for i, now := range fill(params, ranges[rank], step) {
+			for i, now := range fill(f.params, f.ranges[rank], step) {
 				copy(snap.Fields[i].Data, now.Data)
 			}
 			if err := s.Save(t.Context(), snap); err != nil {
@@ -136,7 +129,7 @@ func TestAsyncSavesOfChangingState(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkContent(t, c, params)
+		checkContent(t, c, f.params)
 		c.Close()
 	}
 }
@@ -164,11 +157,7 @@ func TestDiskFull(t *testing.T) {
 	for _, broken := range []int{0, 1} {
 		for _, async := range []bool{false, true} {
 			dir, params := saved(t, Options{}, 1, 2)
-			_, ranges := small(2)
-			f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "second", Keep: 1, Async: async})
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := fleetOf(t, 2, Options{Dir: rooted(dir), RunID: "second", Keep: 1, Async: async})
 			var full atomic.Bool
 			full.Store(true)
 			f.savers[broken].wrap = func(w io.Writer) io.Writer {
@@ -223,8 +212,7 @@ func TestDiskFull(t *testing.T) {
 				t.Errorf("latest step is %d, want 2", step)
 			}
 			full.Store(false) // there is space again
-			err = f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 5)) })
-			if err := errors.Join(err, f.close()); err != nil {
+			if err := errors.Join(f.save(t, 5), f.close()); err != nil {
 				t.Errorf("save after there was room again: %v", err)
 			}
 			if got, want := names(t, dir), []string{"latest", "step-00000005"}; !slices.Equal(got, want) {
@@ -235,8 +223,7 @@ func TestDiskFull(t *testing.T) {
 }
 
 func TestSaveRefuses(t *testing.T) {
-	params, ranges := small(2)
-	overlap := slices.Clone(params)
+	overlap, _ := small(2)
 	overlap[0].Offset, overlap[1].Offset = 0, 0
 	for _, c := range []struct {
 		name   string
@@ -274,11 +261,8 @@ func TestSaveRefuses(t *testing.T) {
 		{"other fields", func(rank int, s *Snapshot) { s.Fields = s.Fields[:3-rank] }, "of layout"},
 	} {
 		dir := t.TempDir()
-		f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "run"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = f.each(func(rank int, s *Saver) error {
+		f := fleetOf(t, 2, Options{Dir: rooted(dir), RunID: "run"})
+		err := f.each(func(rank int, s *Saver) error {
 			snap := f.snapshot(rank, 1)
 			c.change(rank, &snap)
 			return s.Save(t.Context(), snap)
@@ -296,11 +280,7 @@ func TestSaveRefuses(t *testing.T) {
 }
 
 func TestLostRank(t *testing.T) {
-	params, ranges := small(2)
-	f, err := newFleet(params, ranges, Options{Dir: rooted(t.TempDir()), RunID: "run", Async: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := fleetOf(t, 2, Options{Dir: rooted(t.TempDir()), RunID: "run", Async: true})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	lost := errors.New("rank 1 was killed")
 	if err := f.savers[0].Save(ctx, f.snapshot(0, 1)); err != nil {
@@ -333,13 +313,8 @@ func TestLatestIsNoFile(t *testing.T) {
 // A rank with a hanging disk reports its own fault and ends its save.
 func TestDiskThatHangs(t *testing.T) {
 	for hangs := range 2 {
-		dir := t.TempDir()
-		params, ranges := small(2)
-		f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "run",
-			Beat: time.Millisecond, Limit: 20 * time.Millisecond})
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := fleetOf(t, 2, Options{Dir: rooted(t.TempDir()), RunID: "run", Beat: time.Millisecond,
+			Limit: 20 * time.Millisecond})
 		ctx, cancel := context.WithCancelCause(t.Context())
 		hung := make(chan struct{})
 		f.savers[hangs].wrap = func(w io.Writer) io.Writer {

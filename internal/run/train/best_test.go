@@ -12,9 +12,13 @@ import (
 
 // checkpoints/best names the step with the lowest validation loss, also after a resume, and is kept.
 func TestBest(t *testing.T) {
+	t.Parallel()
 	val := textFile(t)
 	for _, ranks := range []int{1, 2} {
 		for _, async := range []bool{false, true} {
+			if testing.Short() && async != (ranks == 2) {
+				continue // saves in the background on two ranks
+			}
 			dir := t.TempDir()
 			losses := map[string]float64{}
 			// The rate is good for three steps, then 0 for two, then so high that the second step is worse.
@@ -22,7 +26,7 @@ func TestBest(t *testing.T) {
 				t.Helper()
 				set = append([]string{"data.validation={path: " + val + ", every: 1}",
 					fmt.Sprintf("checkpoint={best: true, keep: 1, async: %t}", async)}, set...)
-				out := mustRunAhead(t, load(t, tiny(t), ranks, set...), ranks, train.Options{RunDir: dir, Resume: true}, 2)
+				out := mustRunAhead(t, load(t, tiny, ranks, set...), ranks, train.Options{RunDir: dir, Resume: true}, 2)
 				for _, s := range out.steps {
 					losses[fmt.Sprintf("step-%08d", s.Step)] = float64(*s.ValLoss)
 				}
@@ -59,13 +63,13 @@ func TestBest(t *testing.T) {
 func TestDamagedBest(t *testing.T) {
 	dir, set := t.TempDir(), []string{"data.validation={path: " + textFile(t) + ", every: 1}",
 		"checkpoint={best: true, keep: 1, async: false}"}
-	mustRun(t, load(t, tiny(t), 1, append(set, "train.steps=2")...), 1, train.Options{RunDir: dir})
-	mustRun(t, load(t, tiny(t), 1, append(set, "optimizer.lr=0", "train.steps=3")...), 1,
+	mustRun(t, load(t, tiny, 1, append(set, "train.steps=2")...), 1, train.Options{RunDir: dir})
+	mustRun(t, load(t, tiny, 1, append(set, "optimizer.lr=0", "train.steps=3")...), 1,
 		train.Options{RunDir: dir, Resume: true})
 	if err := os.Remove(filepath.Join(dir, "checkpoints", "step-00000002", "manifest.json")); err != nil {
 		t.Fatal(err)
 	}
-	out := mustRun(t, load(t, tiny(t), 1, append(set, "optimizer.lr=0", "train.steps=4")...), 1,
+	out := mustRun(t, load(t, tiny, 1, append(set, "optimizer.lr=0", "train.steps=4")...), 1,
 		train.Options{RunDir: dir, Resume: true})
 	text, err := os.ReadFile(filepath.Join(dir, "checkpoints", "best"))
 	if err != nil || string(text) != "step-00000004\n" ||

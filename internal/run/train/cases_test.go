@@ -72,7 +72,7 @@ func TestGPUCasesAreValid(t *testing.T) {
 			{"precision.compute=bf16", "attention.backend=" + c.backend()},
 		} {
 			set := slices.Concat([]string{"model.head_dim=64"}, c.set, v)
-			cfg, err := config.Load(writeYAML(t, tiny(t)), config.Options{Set: set, Ranks: 4, Device: "cuda"})
+			cfg, err := config.Load(writeFile(t, "train.yaml", tiny), config.Options{Set: set, Ranks: 4, Device: "cuda"})
 			if err != nil {
 				t.Errorf("%s: %v", c.name, err)
 				continue

@@ -53,7 +53,7 @@ func TestStepsAreTimedByTheDevice(t *testing.T) {
 		{2, []float64{10, 10, 11, 11, 10, 11, 11}},
 		{0, []float64{10, 10, 10, 10, 10, 10, 10}},
 	} {
-		cfg := load(t, tiny(t), 2, "train.steps=7", "checkpoint.every=4")
+		cfg := load(t, tiny, 2, "train.steps=7", "checkpoint.every=4")
 		slow := train.Options{Report: func(r train.Report) {
 			if r.Kind == train.Advanced && r.Step == 2 {
 				time.Sleep(20 * time.Millisecond) // the host comes late, when several steps are done

@@ -153,7 +153,7 @@ func TestDataIsCounted(t *testing.T) {
 	} {
 		for _, seqLen := range []int{1, 3, 4, 5} {
 			packed := strings.Contains(c.set, "pack_documents: true")
-			cfg := load(t, tiny(t), 1, "data.eos_token_id=null",
+			cfg := load(t, tiny, 1, "data.eos_token_id=null",
 				fmt.Sprintf("data={tokenizer: bytes, seq_len: %d, %s}", seqLen, c.set), "train.global_batch_size=2")
 			want := countedWhole(seqLen, packed, c.docs...)
 			if !strings.Contains(c.set, masked) && !strings.Contains(c.set, "drop") {
@@ -194,12 +194,12 @@ func TestDataIsCounted(t *testing.T) {
 	if err := os.Truncate(large, 1024+2*many); err != nil {
 		t.Fatal(err)
 	}
-	found, err := train.Check(load(t, tiny(t), 1, "data={path: "+large+", seq_len: 1M}"))
+	found, err := train.Check(load(t, tiny, 1, "data={path: "+large+", seq_len: 1M}"))
 	if err != nil || found.Documents != nil || found.Tokens != many || found.Samples != 64 || found.Targets != 64<<20 {
 		t.Errorf("many tokens: %+v, %v", found, err)
 	}
 	// A mixture has all samples of its parts, each cut separately. Its epoch ends with the largest.
-	cfg := load(t, tiny(t), 1,
+	cfg := load(t, tiny, 1,
 		fmt.Sprintf("data={path: [{path: %s, weight: 3}, {path: %s}], seq_len: 3, tokenizer: bytes, eos_token_id: null}", text, masked))
 	got, err := train.Check(cfg)
 	if err != nil {
@@ -219,18 +219,18 @@ func TestDataIsCounted(t *testing.T) {
 		"lr_schedule.warmup_ratio=0.3":           {4, 2},
 		"train={epochs: 2, micro_batch_size: 1}": {12, 0},
 	} {
-		cfg := load(t, tiny(t), 1, "data={path: "+text+", seq_len: 2, tokenizer: bytes}", set)
+		cfg := load(t, tiny, 1, "data={path: "+text+", seq_len: 2, tokenizer: bytes}", set)
 		if _, err := train.Check(cfg); err != nil || cfg.Train.Steps != want[0] || cfg.Train.Epochs != 0 ||
 			cfg.LRSchedule.WarmupSteps != want[1] || cfg.LRSchedule.WarmupRatio != 0 {
 			t.Errorf("%s: %+v, %+v, %v, want %v steps and warmup", set, cfg.Train, cfg.LRSchedule, err, want)
 		}
 	}
-	cfg = load(t, tiny(t), 1, "data={path: "+text+", seq_len: 2, tokenizer: bytes}", "train.epochs=357913942")
+	cfg = load(t, tiny, 1, "data={path: "+text+", seq_len: 2, tokenizer: bytes}", "train.epochs=357913942")
 	if _, err := train.Check(cfg); err == nil || !strings.Contains(err.Error(), "train.epochs: ") {
 		t.Errorf("too many epochs: %v", err)
 	}
 	if got, err := train.Check(
-		load(t, tiny(t), 1, "data={path: "+lines+", seq_len: 3, tokenizer: bytes}")); err != nil ||
+		load(t, tiny, 1, "data={path: "+lines+", seq_len: 3, tokenizer: bytes}")); err != nil ||
 		!reflect.DeepEqual(got.Ignored, []string{"label"}) {
 		t.Errorf("ignored keys: %+v, %v", got, err)
 	}
@@ -244,12 +244,12 @@ func TestADirectoryOfDatasetsIsASource(t *testing.T) {
 		if err := os.CopyFS(dir, saved); err != nil {
 			t.Fatal(err)
 		}
-		want, err := train.Check(load(t, tiny(t), 1, "data={path: ../../text/data/testdata/rows/ids.jsonl, seq_len: 2}",
+		want, err := train.Check(load(t, tiny, 1, "data={path: ../../text/data/testdata/rows/ids.jsonl, seq_len: 2}",
 			"model.vocab_size=300"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := train.Check(load(t, tiny(t), 1, "data={path: '"+dir+"', seq_len: 2}", "model.vocab_size=300"))
+		got, err := train.Check(load(t, tiny, 1, "data={path: '"+dir+"', seq_len: 2}", "model.vocab_size=300"))
 		if got != nil {
 			got.Files, got.EncodingBytes = 1, want.EncodingBytes // files of a directory have other sizes
 		}

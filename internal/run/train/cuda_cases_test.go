@@ -20,11 +20,7 @@ func TestCasesOnGPUs(t *testing.T) {
 			continue
 		}
 		set := append([]string{"model.head_dim=64", "optimizer.lr=1.0e-3"}, c.set...)
-		want := mustRun(t, load(t, tiny(t), ranks, set...), ranks, train.Options{}).steps
-		var e expect
-		for _, s := range want {
-			e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
-		}
+		e := expectOf(curve(t, tiny, ranks, set...))
 		for _, v := range []struct {
 			name, compute string
 			set           []string
@@ -34,7 +30,7 @@ func TestCasesOnGPUs(t *testing.T) {
 			{"bf16", "bf16", []string{"attention.backend=" + c.backend()}},
 		} {
 			t.Run(c.name+"/"+v.name, func(t *testing.T) {
-				cfg := loadGPU(t, m, tiny(t), ranks, append(append(slices.Clone(set), v.set...),
+				cfg := loadGPU(t, m, tiny, ranks, append(append(slices.Clone(set), v.set...),
 					"precision.compute="+v.compute)...)
 				follows(t, cfg.Parallel.Backend, runGPU(t, m, cfg, ranks, train.Options{}).steps, e, v.compute)
 			})
@@ -45,10 +41,7 @@ func TestCasesOnGPUs(t *testing.T) {
 // A batch without targets has no effect on a GPU, where the host runs ahead.
 func TestBatchesWithoutTargetsAreSkippedOnGPUs(t *testing.T) {
 	m := here(t)
-	var e expect
-	for _, s := range mustRun(t, load(t, sparse(t, "abab"), 1), 1, train.Options{}).steps {
-		e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
-	}
+	e := expectOf(curve(t, sparse(t, "abab"), 1))
 	for _, ranks := range ranksOf(m) {
 		for _, compute := range []string{"fp32", "bf16"} {
 			cfg := loadGPU(t, m, sparse(t, "-a--bab"), ranks, "precision.compute="+compute)

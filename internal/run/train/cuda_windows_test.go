@@ -4,8 +4,6 @@ package train_test
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,12 +15,8 @@ import (
 func TestWindowsOnGPUs(t *testing.T) {
 	const ranks = 2
 	m := here(t)
-	path := filepath.Join(t.TempDir(), "text.txt")
 	text := strings.Repeat("the slings and arrows of outrageous fortune, or to take arms against a sea of troubles. ",
 		40)
-	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-		t.Fatal(err)
-	}
 	yaml := fmt.Sprintf(`
 model: {vocab_size: 257, hidden_size: 64, intermediate_size: 96, num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 64,
   sliding_window: 40, layer_types: [full_attention, sliding_attention, sliding_attention, full_attention]}
@@ -32,11 +26,8 @@ optimizer: {lr: 1.0e-3}
 lr_schedule: {name: constant}
 checkpoint: {async: false}
 log: {tensorboard: false}
-`, path)
-	var e expect
-	for _, s := range mustRun(t, load(t, yaml, ranks), ranks, train.Options{}).steps {
-		e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
-	}
+`, writeFile(t, "text.txt", text))
+	e := expectOf(curve(t, yaml, ranks))
 	for _, backend := range []string{"flash", "fused"} {
 		for _, algorithm := range []string{"ring", "allgather", "ulysses"} {
 			t.Run(backend+"/"+algorithm, func(t *testing.T) {

@@ -1,43 +1,30 @@
 package train_test
 
 import (
-	"context"
 	"fmt"
-	"os"
-	"path/filepath"
-	"reflect"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/safetensors"
-	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/device"
-	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/run/train"
 	"github.com/cprun/cprun/tensor"
 )
 
-// curve returns the losses and gradient norms of steps.
-func curve(steps []metrics.Step) (c [][2]metrics.Float) {
-	for _, s := range steps {
-		c = append(c, [2]metrics.Float{s.Loss, s.GradNorm})
-	}
-	return c
-}
-
 // Packed documents in the document layout train like those in other layouts, with every algorithm, layers of several
 // windows, and documents of one token.
 func TestDocumentLayoutsTrainAlike(t *testing.T) {
+	t.Parallel()
 	for i, mode := range [][]string{
 		{"data.seq_len=61"},
 		{"data.seq_len=61", "model.sliding_window=4", "model.layer_types=[sliding_attention, full_attention]",
 			"memory.recompute=full"},
 	} {
 		mode = append(mode, "data.pack_documents=true", "train.micro_batch_size=2", "train.global_batch_size=2")
-		want := mustRun(t, load(t, tiny(t), 1, mode...), 1, train.Options{}).steps
+		want := curve(t, tiny, 1, mode...)
 		for _, ranks := range []int{3, 4} {
 			for a, algorithm := range []string{"ring", "allgather"} {
 				if testing.Short() && (i+a+ranks)%2 == 0 {
@@ -45,9 +32,7 @@ func TestDocumentLayoutsTrainAlike(t *testing.T) {
 				}
 				of := map[string]metrics.Step{}
 				for _, layout := range []string{"document", "document-zigzag", "contiguous"} {
-					cfg := load(t, tiny(t), ranks, append(mode, "parallel.layout="+layout,
-						"parallel.algorithm="+algorithm)...)
-					got := mustRun(t, cfg, ranks, train.Options{}).steps
+					got := curve(t, tiny, ranks, append(mode, "parallel.layout="+layout, "parallel.algorithm="+algorithm)...)
 					closeTo(t, fmt.Sprintf("%v, %d ranks, %s, %s", mode, ranks, layout, algorithm), got, want, 2e-5)
 					of[layout] = got[0]
 				}
@@ -72,23 +57,23 @@ func TestDocumentLayoutsTrainAlike(t *testing.T) {
 // Whole conversations are packed alike for any data and context groups, and after a resume at any step. The last steps
 // are of the second epoch.
 func TestConversationsTrainAlike(t *testing.T) {
+	t.Parallel()
 	set := []string{conversations(t), "train.global_batch_size=4", "train.steps=4"}
-	want := mustRun(t, load(t, tiny(t), 1, set...), 1, train.Options{}).steps
+	want := curve(t, tiny, 1, set...)
 	for _, with := range [][]string{{"parallel.data=2"}, {"parallel.data=4"}, {"parallel.data=2", "parallel.context=2"},
 		{"parallel.data=1"}} {
 		ranks := 4
 		if with[0] == "parallel.data=2" && len(with) == 1 {
 			ranks = 2
 		}
-		closeTo(t, fmt.Sprint(with), mustRun(t, load(t, tiny(t), ranks, append(with, set...)...), ranks,
-			train.Options{}).steps, want, 2e-5)
+		closeTo(t, fmt.Sprint(with), curve(t, tiny, ranks, append(with, set...)...), want, 2e-5)
 	}
 	for cut := 1; cut < 4; cut++ {
 		o := train.Options{RunDir: t.TempDir(), RunID: "a"}
-		mustRun(t, load(t, tiny(t), 1, append(set, fmt.Sprintf("train.steps=%d", cut))...), 1, o)
-		o.RunID, o.Resume = "b", true
-		rest := mustRun(t, load(t, tiny(t), 1, set...), 1, o).steps
-		if got, want := curve(rest), curve(want[cut:]); !reflect.DeepEqual(got, want) {
+		mustRun(t, load(t, tiny, 1, append(set, fmt.Sprintf("train.steps=%d", cut))...), 1, o)
+		o.RunID, o.Resume, o.NoSave = "b", true, true
+		rest := mustRun(t, load(t, tiny, 1, set...), 1, o).steps
+		if got, want := losses(rest), losses(want[cut:]); got != want {
 			t.Errorf("steps after step %d: %v, want %v", cut, got, want)
 		}
 	}
@@ -105,11 +90,7 @@ func conversations(t *testing.T) string {
 		}
 		fmt.Fprintf(&lines, "{\"input_ids\":[%s],\"loss_mask\":[%s]}\n", strings.Join(ids, ","), strings.Join(mask, ","))
 	}
-	path := filepath.Join(t.TempDir(), "a.jsonl")
-	if err := os.WriteFile(path, []byte(lines.String()), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	return "data={path: " + path + ", seq_len: 24, pack_documents: true}"
+	return "data={path: " + writeFile(t, "a.jsonl", lines.String()) + ", seq_len: 24, pack_documents: true}"
 }
 
 // A run resumed from a checkpoint has the bits of an uninterrupted one.
@@ -117,32 +98,25 @@ func TestDocumentsGoOnFromACheckpoint(t *testing.T) {
 	set := []string{"data.pack_documents=true", "parallel.layout=document", "parallel.algorithm=allgather",
 		"checkpoint.every=2", "data.seq_len=61"}
 	dir := t.TempDir()
-	whole := mustRun(t, load(t, tiny(t), 3, set...), 3, train.Options{}).steps
-	cfg := load(t, tiny(t), 3, append(set, "train.steps=2")...)
+	whole := curve(t, tiny, 3, set...)
+	cfg := load(t, tiny, 3, append(set, "train.steps=2")...)
 	mustRun(t, cfg, 3, train.Options{RunDir: dir, RunID: "a"})
-	cfg = load(t, tiny(t), 3, set...)
+	cfg = load(t, tiny, 3, set...)
 	rest := mustRun(t, cfg, 3, train.Options{RunDir: dir, RunID: "b", Resume: true}).steps
-	if got, want := curve(rest), curve(whole[2:]); !reflect.DeepEqual(got, want) {
+	if got, want := losses(rest), losses(whole[2:]); got != want {
 		t.Errorf("steps after a checkpoint: %v, want %v", got, want)
 	}
 }
 
 // A verification may take prefixes of samples of whole documents, which cut the last one.
 func TestPrefixesOfConversationsAreVerified(t *testing.T) {
-	cfg := load(t, tiny(t), 1, conversations(t), "data.seq_len=12", "train.global_batch_size=2")
-	mem, err := plan.MemoryOf(cfg, 1, machine.Machine{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream := tensor.NewHostStream("compute")
-	defer stream.Close()
-	world := comm.NewLocal(1, []tensor.Stream{stream}, comm.Options{})
-	defer world[0].Close()
-	dev := device.CPU(stream, "flash", tensor.F32)
-	defer dev.Close()
-	dir := t.TempDir()
-	v, err := train.Verify(context.Background(), cfg, dev, world[0], train.Options{RunDir: dir, Room: mem.Room()},
-		train.Probing{Whole: 24, Leak: true})
+	cfg := load(t, tiny, 1, conversations(t), "data.seq_len=12", "train.global_batch_size=2")
+	dir, room, v := t.TempDir(), train.MemoryOf(t, cfg, 1).Room(), train.Verified{}
+	err := train.Locally(1, "flash", tensor.F32, 0, func(_ int, dev *device.Device, world *comm.Group) (err error) {
+		v, err = train.Verify(t.Context(), cfg, *dev, world, train.Options{RunDir: dir, Room: room},
+			train.Probing{Whole: 24, Leak: true})
+		return err
+	})
 	if err != nil || len(v.Samples) != 4 || v.Steps[0].Blank || !(v.Steps[1].Loss > 0) || len(v.Probes) != 2 {
 		t.Fatalf("%+v, %v", v, err)
 	}

@@ -14,14 +14,15 @@ import (
 // A run ends after patience validations without an improvement, with a checkpoint. A resume goes on counting, and does
 // not train on unless patience is raised.
 func TestEarlyStop(t *testing.T) {
+	t.Parallel()
 	val := textFile(t)
-	for _, ranks := range []int{1, 2} {
+	for _, ranks := range fewer(2, 1) {
 		dir := t.TempDir()
 		run := func(dir string, from int, want string, set ...string) (last metrics.Step) {
 			t.Helper()
 			set = append([]string{"train.steps=9", "data.validation={path: " + val + ", every: 1}", "optimizer.lr=0"},
 				set...)
-			out := mustRunAhead(t, load(t, tiny(t), ranks, set...), ranks, train.Options{RunDir: dir, Resume: true}, ranks-1)
+			out := mustRunAhead(t, load(t, tiny, ranks, set...), ranks, train.Options{RunDir: dir, Resume: true}, ranks-1)
 			if out.stopped || !strings.Contains(strings.Join(out.notices, "\n"), want) {
 				t.Errorf("%d ranks, %v: stopped %t, want the notice %q in %q", ranks, set, out.stopped, want, out.notices)
 			}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -25,17 +24,13 @@ func lessons(t *testing.T, n int) string {
 		fmt.Fprintf(&b, `{"input_ids": [%d, 7, 9%s], "loss_mask": [0, 0, 1%s]}`+"\n", 65+i, strings.Repeat(", 80, 90", more),
 			strings.Repeat(", 1, 0", more))
 	}
-	path := filepath.Join(t.TempDir(), "lessons.jsonl")
-	if err := os.WriteFile(path, []byte(b.String()), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return writeFile(t, "lessons.jsonl", b.String())
 }
 
 // checked loads a config and counts its data, as the launcher does.
 func checked(t *testing.T, ranks int, set ...string) *config.Config {
 	t.Helper()
-	cfg := load(t, tiny(t), ranks, append([]string{"optimizer.lr=0", "log.every=1"}, set...)...)
+	cfg := load(t, tiny, ranks, append([]string{"optimizer.lr=0", "log.every=1"}, set...)...)
 	if _, err := train.Check(cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -45,6 +40,7 @@ func checked(t *testing.T, ranks int, set ...string) *config.Config {
 // The last step of the last epoch takes the samples that are left, on any shape of ranks. With a learning rate of 0 its
 // loss and gradient are those of a run that has these samples as a whole batch.
 func TestEpochsEndWithTheirLastSample(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		samples, epochs, batch int
 		set                    string
@@ -66,19 +62,23 @@ func TestEpochsEndWithTheirLastSample(t *testing.T) {
 			words := strings.Fields(shape)
 			fmt.Sscan(words[0], &ranks)
 			cfg := checked(t, ranks, append(append([]string{data, c.set}, set...), words[1:]...)...)
-			steps := mustRunAhead(t, cfg, ranks, train.Options{}, 1).steps
+			steps := mustRunAhead(t, cfg, ranks, train.Options{NoSave: true}, 1).steps
 			if len(steps) != cfg.Train.Steps {
 				t.Errorf("%v, %s: %d steps, and the config has %d", c, shape, len(steps), cfg.Train.Steps)
 			}
 			return steps
 		}
-		var all int
 		alone := run("1", fmt.Sprintf("train={epochs: %d, global_batch_size: 1}", c.epochs))
-		all = len(alone)
+		all := len(alone)
 		rest := all % c.batch
 		if rest == 0 || rest == c.batch {
 			t.Fatalf("%v: %d samples leave no rest", c, all)
 		}
+		// The rest as whole batches of its size: their last one has the same samples.
+		if all%rest != 0 {
+			t.Fatalf("%v: %d is no divisor of %d", c, rest, all)
+		}
+		same := run("1", fmt.Sprintf("train={epochs: %d, global_batch_size: %d}", c.epochs, rest))
 		for _, shape := range c.shapes {
 			got := run(shape, fmt.Sprintf("train={epochs: %d, global_batch_size: %d}", c.epochs, c.batch))
 			if want := (all + c.batch - 1) / c.batch; len(got) != want {
@@ -91,11 +91,6 @@ func TestEpochsEndWithTheirLastSample(t *testing.T) {
 			if last.Tokens != alone[all-1].Tokens {
 				t.Errorf("%v, %s: %d tokens, want %d", c, shape, last.Tokens, alone[all-1].Tokens)
 			}
-			// The rest as whole batches of its size: their last one has the same samples.
-			if all%rest != 0 {
-				t.Fatalf("%v: %d is no divisor of %d", c, rest, all)
-			}
-			same := run("1", fmt.Sprintf("train={epochs: %d, global_batch_size: %d}", c.epochs, rest))
 			closeTo(t, fmt.Sprint(c, shape), []metrics.Step{last}, same[len(same)-1:], 1e-6)
 		}
 	}
@@ -104,6 +99,7 @@ func TestEpochsEndWithTheirLastSample(t *testing.T) {
 // The epoch of a step is that of its samples, also if the batch has changed, and a run whose epochs are over trains
 // nothing more.
 func TestEpochsAfterAResumeWithAnotherBatch(t *testing.T) {
+	t.Parallel()
 	files := "data={path: " + lessons(t, 10) + ", seq_len: 32, pack_documents: false}"
 	dir := t.TempDir()
 	step, samples := int64(0), int64(0)

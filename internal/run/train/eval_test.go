@@ -1,19 +1,14 @@
 package train_test
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
-	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/train"
 	"github.com/cprun/cprun/tensor"
 )
@@ -21,35 +16,15 @@ import (
 // evaluate evaluates the checkpoint of a run on some ranks of this process.
 func evaluate(t *testing.T, cfg *config.Config, ranks int, from string) train.Evaluation {
 	t.Helper()
-	mem, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	compute := make([]tensor.Stream, ranks)
-	for r := range ranks {
-		compute[r] = tensor.NewHostStream("compute")
-	}
-	world := comm.NewLocal(ranks, compute, comm.Options{})
-	results := make([]train.Evaluation, ranks)
-	var g errgroup.Group
-	for r := range ranks {
-		g.Go(func() (err error) {
-			stream := compute[r].(*tensor.HostStream)
-			defer stream.Close()
-			defer world[r].Close()
-			dev := device.CPU(stream, "flash", tensor.F32)
-			defer dev.Close()
-			results[r], err = train.Eval(context.Background(), cfg, dev, world[r],
-				train.Options{From: from, Room: mem.Room()})
-			if err == nil {
-				err = world[r].Barrier(context.Background())
-			} else {
-				world[r].Abort(err)
-			}
+	room, results := train.MemoryOf(t, cfg, ranks).Room(), make([]train.Evaluation, ranks)
+	err := train.Locally(ranks, "flash", tensor.F32, 0, func(r int, dev *device.Device, world *comm.Group) (err error) {
+		results[r], err = train.Eval(t.Context(), cfg, *dev, world, train.Options{From: from, Room: room})
+		if err != nil {
 			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
+		}
+		return world.Barrier(t.Context())
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	for r := range results {
@@ -63,6 +38,7 @@ func evaluate(t *testing.T, cfg *config.Config, ranks int, from string) train.Ev
 
 // The loss of an evaluation equals that of a validation, on any ranks and in any layout, and so do its buckets.
 func TestEvaluationIsValidation(t *testing.T) {
+	t.Parallel()
 	val := textFile(t)
 	for _, packed := range []bool{false, true} {
 		set := []string{fmt.Sprintf("data.validation={path: %s, every: 4}", val),
@@ -70,7 +46,7 @@ func TestEvaluationIsValidation(t *testing.T) {
 		if packed {
 			set = append(set, "data.eos_token_id=46") // sentences
 		}
-		run := mustRun(t, load(t, tiny(t), 2, set...), 2, train.Options{})
+		run := mustRun(t, load(t, tiny, 2, set...), 2, train.Options{})
 		want := float64(*run.steps[3].ValLoss)
 		from := filepath.Join(run.dir, "checkpoints", "step-00000004")
 		var first train.Evaluation
@@ -79,7 +55,7 @@ func TestEvaluationIsValidation(t *testing.T) {
 			set   []string
 		}{{1, nil}, {3, []string{"parallel.layout=striped"}}, {4, []string{"parallel.layout=contiguous"}}, {2, nil},
 			{4, []string{"parallel.data=2", "train.global_batch_size=2"}}} {
-			e := evaluate(t, load(t, tiny(t), c.ranks, append(set, c.set...)...), c.ranks, from)
+			e := evaluate(t, load(t, tiny, c.ranks, append(set, c.set...)...), c.ranks, from)
 			if d := math.Abs(float64(e.Loss) - want); !(d <= 1e-5) || e.Samples != 7 {
 				t.Errorf("packed %t, %d ranks %v: loss %v over %d samples, the validation's is %v", packed, c.ranks,
 					c.set, e.Loss, e.Samples, want)
@@ -100,13 +76,13 @@ func TestEvaluationIsValidation(t *testing.T) {
 // The loss of a causal model up to a position equals its loss on a sample that ends there.
 func TestBucketsAreByPosition(t *testing.T) {
 	set := []string{fmt.Sprintf("data.validation={path: %s, every: 4, samples: 1}", textFile(t))}
-	run := mustRun(t, load(t, tiny(t), 1, set...), 1, train.Options{})
+	run := mustRun(t, load(t, tiny, 1, set...), 1, train.Options{})
 	from := filepath.Join(run.dir, "checkpoints", "step-00000004")
-	whole := evaluate(t, load(t, tiny(t), 2, set...), 2, from)
+	whole := evaluate(t, load(t, tiny, 2, set...), 2, from)
 	sum, n := 0.0, int64(0)
 	for _, b := range whole.Buckets {
 		sum, n = sum+float64(b.Loss)*float64(b.Targets), n+b.Targets
-		short := evaluate(t, load(t, tiny(t), 1, append(set, fmt.Sprintf("data.seq_len=%d", b.To))...), 1, from)
+		short := evaluate(t, load(t, tiny, 1, append(set, fmt.Sprintf("data.seq_len=%d", b.To))...), 1, from)
 		if short.Targets != n || n != int64(b.To) || !(math.Abs(float64(short.Loss)-sum/float64(n)) <= 1e-5) {
 			t.Errorf("up to position %d: %v over %d targets; a sample of that length: %v over %d", b.To, sum/float64(n),
 				n, short.Loss, short.Targets)

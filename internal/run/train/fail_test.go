@@ -14,15 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/foresee/backend"
-	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/checkpoint"
-	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/device"
-	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -32,53 +26,32 @@ import (
 // before it begins.
 func runRanks(t *testing.T, ranks int, set []string, o Options, change func(rank int, r *run)) []error {
 	t.Helper()
-	cfg, err := config.Load("../../../examples/opticks.yaml",
-		config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{"data.seq_len=64", "data.validation.every=0",
-			"model.hidden_size=32", "model.intermediate_size=64", "model.num_hidden_layers=2"}, set...)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	streams := make([]tensor.Stream, ranks)
-	for r := range streams {
-		streams[r] = tensor.NewHostStream("compute")
-	}
-	// if the ranks deadlock, the test fails after this deadline
-	world := comm.NewLocal(ranks, streams, comm.Options{Deadline: 20 * time.Second})
+	cfg, m := example(t, ranks, "cpu", append([]string{"data.seq_len=64", "data.validation.every=0",
+		"model.hidden_size=32", "model.intermediate_size=64", "model.num_hidden_layers=2"}, set...)...)
 	ended := make([]error, ranks)
-	var g errgroup.Group
-	for r := range ranks {
-		g.Go(func() error {
-			defer streams[r].(*tensor.HostStream).Close()
-			defer world[r].Close()
-			dev := device.CPU(streams[r].(*tensor.HostStream), "flash", tensor.F32)
-			defer dev.Close()
-			dev.Compute = backend.DType(cfg)
-			o := o
-			o.Room, o.ConfigYAML, o.Version = m.Room(), string(cfg.YAML()), "test"
-			tr, err := newTrainer(context.Background(), cfg, dev, world[r], &o)
-			if err != nil {
-				world[r].Abort(err)
-				if comm.IsRemote(err) { // another rank, ahead of this one, has ended the run
-					ended[r], err = err, nil
-				}
-				return err
+	compute := backend.DType(cfg)
+	err := Locally(ranks, "flash", compute, 20*time.Second, func(r int, dev *Device, world *comm.Group) error {
+		o := o
+		o.Room, o.ConfigYAML, o.Version = m.Room(), string(cfg.YAML()), "test"
+		tr, err := newTrainer(context.Background(), cfg, *dev, world, &o)
+		if err != nil {
+			world.Abort(err)
+			if comm.IsRemote(err) { // another rank, ahead of this one, has ended the run
+				ended[r], err = err, nil
 			}
-			ctx, cancel := context.WithCancelCause(context.Background())
-			defer cancel(nil)
-			job := &run{Trainer: tr, opts: o}
-			change(r, job)
-			if _, ended[r] = job.run(ctx, cancel); ended[r] == nil {
-				return world[r].Barrier(ctx)
-			}
-			world[r].Abort(ended[r])
-			return nil
-		})
-	}
-	if err := g.Wait(); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithCancelCause(context.Background())
+		defer cancel(nil)
+		job := &run{Trainer: tr, opts: o}
+		change(r, job)
+		if _, ended[r] = job.run(ctx, cancel); ended[r] == nil {
+			return world.Barrier(ctx)
+		}
+		world.Abort(ended[r])
+		return nil
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	return ended
@@ -368,5 +341,23 @@ func TestPlainRunsNoticeNothing(t *testing.T) {
 	})
 	if ended[0] != nil {
 		t.Error(ended[0])
+	}
+}
+
+// A rank whose save failed is the cause, even if it first gets the error from another rank.
+func TestOwnFaultsAreNoVictims(t *testing.T) {
+	told := fmt.Errorf("metrics of step 13: %w", &comm.PeerError{Rank: 1, Name: "rank 1",
+		Cause: errors.New("rank 2: no space left on device")})
+	own := errors.New("shard-00002-of-00003.safetensors: no space left on device")
+	err := withOwn(told, []error{nil, own, comm.ErrAborted, told})
+	if comm.IsRemote(err) || !errors.Is(err, own) || !strings.Contains(err.Error(), "metrics of step 13") {
+		t.Errorf("with a fault of its own: %v", err)
+	}
+	if err := withOwn(told, []error{nil, comm.ErrAborted}); err != told {
+		t.Errorf("without one: %v", err)
+	}
+	mine := errors.New("the loss is not a number")
+	if err := withOwn(mine, []error{own}); !errors.Is(err, mine) || !errors.Is(err, own) {
+		t.Errorf("two of its own: %v", err)
 	}
 }

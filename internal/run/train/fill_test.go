@@ -10,7 +10,6 @@ import (
 
 	"github.com/cprun/cprun/internal/base/half"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/kernels"
@@ -24,12 +23,8 @@ func TestRanksSetWeightsTogether(t *testing.T) {
 	for _, hosts := range []int{1, 2} {
 		for _, kind := range []string{"fp32", "bf16", "fp32, drawn", "bf16, drawn"} {
 			compute, draws := strings.CutSuffix(kind, ", drawn")
-			cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu",
-				Set: append([]string{"data.seq_len=91", "lora.r=4", "memory.shard=none", "precision.compute=" + compute},
-					small...)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			cfg, _ := example(t, ranks, "cpu", append([]string{"data.seq_len=91", "lora.r=4", "memory.shard=none",
+				"precision.compute=" + compute}, small...)...)
 			var elements, matrices, reads, drew atomic.Int64
 			source := func(p model.Param, offset int64, dst []float32) error {
 				reads.Add(int64(len(dst)))

@@ -11,6 +11,7 @@ import (
 
 // A CPU follows the curve in 16 bits, on any number of ranks and with all memory options.
 func TestParityInHalfPrecision(t *testing.T) {
+	t.Parallel()
 	for _, v := range []struct {
 		fixture, compute string
 		ranks            int
@@ -24,11 +25,12 @@ func TestParityInHalfPrecision(t *testing.T) {
 		{"tiny-llama-tied-clip", "bf16", 2, "memory.recompute=none"},
 		{"tiny-llama-tied-clip", "fp16", 1, "memory.recompute=none"},
 	} {
-		e := readExpect(t, v.fixture)
-		e.Steps = min(e.Steps, 6)
-		e.Loss, e.GradNorm = e.Loss[:e.Steps], e.GradNorm[:e.Steps]
-		cfg := load(t, parityYAML(v.fixture, e), v.ranks, "precision.compute="+v.compute, v.set)
-		follows(t, fmt.Sprint(v), mustRun(t, cfg, v.ranks, train.Options{}).steps, e, v.compute)
+		e := readExpect(t, v.fixture).begin(6)
+		if testing.Short() && v.set == "attention.backend=reference" {
+			e = e.begin(1) // it is slow
+		}
+		got := curve(t, parityYAML(v.fixture, e), v.ranks, "precision.compute="+v.compute, v.set)
+		follows(t, fmt.Sprint(v), got, e, v.compute)
 	}
 }
 
@@ -36,10 +38,10 @@ func TestParityInHalfPrecision(t *testing.T) {
 func TestHalfPrecisionRepeats(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	set := []string{"precision.compute=bf16", "model.architecture=qwen3"}
-	want := mustRun(t, load(t, tiny(t), 1, set...), 1, train.Options{}).steps
+	want := curve(t, tiny, 1, set...)
 	for procs := 1; procs <= 3; procs++ {
 		runtime.GOMAXPROCS(procs)
-		if got := mustRun(t, load(t, tiny(t), 1, set...), 1, train.Options{}).steps; losses(got) != losses(want) {
+		if got := again(t, tiny, 1, set...); losses(got) != losses(want) {
 			t.Errorf("GOMAXPROCS %d:\n%s\nwant\n%s", procs, losses(got), losses(want))
 		}
 	}
@@ -48,11 +50,10 @@ func TestHalfPrecisionRepeats(t *testing.T) {
 			"data.pack_documents=true"} {
 			one := want
 			if more == "data.pack_documents=true" {
-				one = mustRun(t, load(t, tiny(t), 1, append(set, more)...), 1, train.Options{}).steps
+				one = curve(t, tiny, 1, append(set, more)...)
 			}
-			cfg := load(t, tiny(t), ranks, append(set, more)...)
-			closeTo(t, fmt.Sprintf("%d ranks, %s", ranks, more), mustRun(t, cfg, ranks, train.Options{}).steps, one,
-				within["bf16"].loss)
+			got := curve(t, tiny, ranks, append(set, more)...)
+			closeTo(t, fmt.Sprintf("%d ranks, %s", ranks, more), got, one, within["bf16"].loss)
 		}
 	}
 }
@@ -60,8 +61,7 @@ func TestHalfPrecisionRepeats(t *testing.T) {
 // The ring moves keys and values of 2 bytes, and sums of 4.
 func TestWireOfHalfPrecision(t *testing.T) {
 	bytes := func(compute string) float64 {
-		cfg := load(t, tiny(t), 2, "precision.compute="+compute, "train.steps=1")
-		return float64(mustRun(t, cfg, 2, train.Options{}).steps[0].AttentionBytes)
+		return float64(curve(t, tiny, 2, "precision.compute="+compute, "train.steps=1")[0].AttentionBytes)
 	}
 	wide, half := bytes("fp32"), bytes("bf16")
 	if !(half < wide && half > wide/2) {
@@ -71,10 +71,10 @@ func TestWireOfHalfPrecision(t *testing.T) {
 
 // A checkpoint has float32 weights, so a run in bf16 can resume in fp32, and the reverse.
 func TestCheckpointsMoveBetweenTypes(t *testing.T) {
-	want := mustRun(t, load(t, tiny(t), 1, "train.steps=8"), 1, train.Options{}).steps
+	want := curve(t, tiny, 1, "train.steps=8")
 	for _, types := range [][2]string{{"bf16", "fp32"}, {"fp32", "bf16"}} {
-		first := mustRun(t, load(t, tiny(t), 2, "precision.compute="+types[0]), 2, train.Options{})
-		cfg := load(t, tiny(t), 1, "precision.compute="+types[1], "train.steps=8")
+		first := mustRun(t, load(t, tiny, 2, "precision.compute="+types[0]), 2, train.Options{})
+		cfg := load(t, tiny, 1, "precision.compute="+types[1], "train.steps=8")
 		second := mustRun(t, cfg, 1, train.Options{From: filepath.Join(first.dir, "checkpoints", "step-00000004")})
 		closeTo(t, fmt.Sprint(types), append(first.steps, second.steps...), want, within["bf16"].loss)
 	}

@@ -22,7 +22,7 @@ func TestTheLastStepIsValidated(t *testing.T) {
 		{"data.validation={path: " + textFile(t) + ", every: 0}", "[]"},
 	} {
 		at := []int64{}
-		for _, s := range mustRun(t, load(t, tiny(t), 1, "train.steps=4", tc.set), 1, train.Options{NoSave: true}).steps {
+		for _, s := range curve(t, tiny, 1, "train.steps=4", tc.set) {
 			if s.ValLoss != nil {
 				at = append(at, s.Step)
 			}
@@ -35,7 +35,7 @@ func TestTheLastStepIsValidated(t *testing.T) {
 
 // A resume restores steps, tokens and the count of steps without targets, which is between 0 and the steps.
 func TestCountsOfACheckpointAreRestored(t *testing.T) {
-	cfg, dir := load(t, tiny(t), 1, "train.steps=2"), t.TempDir()
+	cfg, dir := load(t, tiny, 1, "train.steps=2"), t.TempDir()
 	first := mustRun(t, cfg, 1, train.Options{RunDir: dir}).steps
 	path := filepath.Join(dir, "checkpoints", "step-00000002", "manifest.json")
 	text, err := os.ReadFile(path)
@@ -47,7 +47,7 @@ func TestCountsOfACheckpointAreRestored(t *testing.T) {
 		if err := os.WriteFile(path, checkpointtest.Summed([]byte(changed)), 0o666); err != nil {
 			t.Fatal(err)
 		}
-		longer := load(t, tiny(t), 1, "train.steps=3")
+		longer := load(t, tiny, 1, "train.steps=3")
 		out, err := runLocal(t, longer, 1, train.Options{From: filepath.Dir(path), NoSave: true})
 		if (err == nil) != right {
 			t.Errorf("%s steps of 2 without targets: %v", blank, err)

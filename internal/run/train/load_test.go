@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/foresee/plan"
-	"github.com/cprun/cprun/internal/run/train"
 )
 
 // A step sends the bytes predicted by the plan, if all ranks send the same.
@@ -19,13 +18,13 @@ func TestAttentionSendsThePlannedBytes(t *testing.T) {
 		{2, []string{"parallel.algorithm=ulysses", "precision.compute=bf16"}},
 	} {
 		set := append(c.set, "data.seq_len=64", "parallel.layout=zigzag", "train.steps=2")
-		cfg := load(t, tiny(t), c.ranks, set...)
+		cfg := load(t, tiny, c.ranks, set...)
 		p, err := plan.Make(cfg, c.ranks, plan.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		want := p.Communication.AttentionForward + p.Communication.AttentionBackward
-		for _, s := range mustRun(t, cfg, c.ranks, train.Options{}).steps {
+		for _, s := range curve(t, tiny, c.ranks, set...) {
 			if int64(s.AttentionBytes) != want || want == 0 {
 				t.Errorf("%v: step %d sends %v bytes, planned are %d", set, s.Step, s.AttentionBytes, want)
 			}

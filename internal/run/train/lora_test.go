@@ -69,7 +69,7 @@ func loraCurves(t *testing.T) (runs []tuned, curve func(name string) expect) {
 			t.Fatal(err)
 		}
 		if testing.Short() {
-			e = e.begin()
+			e = e.begin(shortSteps)
 		}
 		return e
 	}
@@ -80,15 +80,22 @@ func loadTuned(t *testing.T, run tuned, e expect, ranks int, set ...string) *con
 	return load(t, parityYAML(run.base, e), ranks, slices.Concat(run.set, set)...)
 }
 
+// tunedCurve works like curve.
+func tunedCurve(t *testing.T, run tuned, e expect, ranks int, set ...string) []metrics.Step {
+	t.Helper()
+	return curve(t, parityYAML(run.base, e), ranks, slices.Concat(run.set, set)...)
+}
+
 // Adapters of PEFT (of all linear layers, of a subset with rslora, of matrices that files join, with patterns and modules
 // to save, with a tied embedding to save, of a resized model), a resized model and one with frozen parameters follow
 // the curves of plain PyTorch training within 1e-5 of the loss, with the state of the model whole, in parts and on the
 // host.
 func TestAdaptersFollowPEFT(t *testing.T) {
-	runs, curve := loraCurves(t)
-	for _, run := range runs {
-		e := curve(run.name)
-		for _, c := range []struct {
+	t.Parallel()
+	runs, expected := loraCurves(t)
+	for r, run := range runs {
+		e := expected(run.name)
+		for i, c := range []struct {
 			ranks int
 			set   []string
 		}{
@@ -97,12 +104,15 @@ func TestAdaptersFollowPEFT(t *testing.T) {
 			{4, []string{"memory.shard=parameters", "memory.recompute=selective"}},
 			{2, []string{"memory.shard=parameters", "memory.offload=both"}},
 		} {
+			if testing.Short() && r > 0 && i%2 != r%2 {
+				continue // one run in all ways, the others in two, in turn
+			}
 			cfg := loadTuned(t, run, e, c.ranks, c.set...)
 			if n := model.Count(model.Layout(&cfg.Model.Config)); n != e.Trained {
 				t.Errorf("%s: %d parameters train, want %d", run.name, n, e.Trained)
 			}
 			what := fmt.Sprintf("%s, %d ranks, %v", run.name, c.ranks, c.set)
-			got := mustRun(t, cfg, c.ranks, train.Options{}).steps
+			got := tunedCurve(t, run, e, c.ranks, c.set...)
 			follows(t, what, got, e, "fp32")
 			for i, s := range got {
 				if off := float64(s.Loss)/e.Loss[i] - 1; !(off < 1e-5 && off > -1e-5) {
@@ -115,11 +125,11 @@ func TestAdaptersFollowPEFT(t *testing.T) {
 
 // Dropout drops the same elements on any number of ranks, in any layout, and in recomputed layers.
 func TestDropoutOfRanks(t *testing.T) {
-	runs, curve := loraCurves(t)
-	e := curve("all").begin()
+	t.Parallel()
+	runs, expected := loraCurves(t)
+	e := expected("all").begin(shortSteps)
 	curveOf := func(ranks int, set ...string) []metrics.Step {
-		set = append([]string{"lora.dropout=0.3", "data.seq_len=128"}, set...)
-		return mustRun(t, loadTuned(t, runs[0], e, ranks, set...), ranks, train.Options{}).steps
+		return tunedCurve(t, runs[0], e, ranks, append([]string{"lora.dropout=0.3", "data.seq_len=128"}, set...)...)
 	}
 	want := curveOf(1)
 	for _, got := range [][]metrics.Step{
@@ -140,17 +150,12 @@ func TestDropoutOfRanks(t *testing.T) {
 
 // Dropout drops other elements in each step, and for another seed: without updates, the loss of a batch changes.
 func TestDropoutOfSteps(t *testing.T) {
-	runs, curve := loraCurves(t)
-	path := filepath.Join(t.TempDir(), "one.jsonl")
-	text := `{"input_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]}`
-	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	runs, expected := loraCurves(t)
+	path := writeFile(t, "one.jsonl", `{"input_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]}`)
 	seen := map[metrics.Float]bool{}
 	for _, seed := range []string{"train.seed=1", "train.seed=2"} {
-		cfg := loadTuned(t, runs[0], curve("all").begin(), 1, "data.path="+path, "data.seq_len=14", "train.steps=3",
-			"optimizer.lr=0", "lora.dropout=0.3", "data.seed=1", seed)
-		for _, s := range mustRun(t, cfg, 1, train.Options{}).steps {
+		for _, s := range tunedCurve(t, runs[0], expected("all").begin(shortSteps), 1, "data.path="+path, "data.seq_len=14",
+			"train.steps=3", "optimizer.lr=0", "lora.dropout=0.3", "data.seed=1", seed) {
 			seen[s.Loss] = true
 		}
 	}
@@ -161,7 +166,7 @@ func TestDropoutOfSteps(t *testing.T) {
 
 // Tensors of an adapter that do not fit are found before a process starts.
 func TestAdaptersThatDoNotFitAreRefused(t *testing.T) {
-	runs, curve := loraCurves(t)
+	runs, expected := loraCurves(t)
 	dir := filepath.Join(t.TempDir(), "adapter")
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join(loraDir, "subset"))); err != nil {
 		t.Fatal(err)
@@ -176,7 +181,7 @@ func TestAdaptersThatDoNotFitAreRefused(t *testing.T) {
 		if err := os.WriteFile(path, []byte(strings.Replace(string(text), `"r": 3`, r, 1)), 0o666); err != nil {
 			t.Fatal(err)
 		}
-		_, err := train.Check(loadTuned(t, runs[1], curve("subset"), 1))
+		_, err := train.Check(loadTuned(t, runs[1], expected("subset"), 1))
 		if fits := r == `"r": 3`; fits != (err == nil) || !fits && !strings.Contains(err.Error(), "lora.from: ") {
 			t.Errorf("%s: %v", r, err)
 		}
@@ -185,22 +190,25 @@ func TestAdaptersThatDoNotFitAreRefused(t *testing.T) {
 
 // A run resumes with the same bits, trained and frozen, and its merged weights are W + scale * B A.
 func TestTunedRunsResumeAndMerge(t *testing.T) {
-	runs, curve := loraCurves(t)
-	for _, run := range runs {
-		e := curve(run.name)
-		for _, c := range []struct {
+	t.Parallel()
+	runs, expected := loraCurves(t)
+	for r, run := range runs {
+		e := expected(run.name)
+		e.Steps = 4
+		for i, c := range []struct {
 			ranks int
 			set   []string
 		}{{1, nil}, {2, []string{"memory.shard=parameters", "memory.offload=optimizer"}}} {
-			cfg := loadTuned(t, run, e, c.ranks, append(c.set, "checkpoint.every=2", "train.deterministic=true")...)
-			dir := t.TempDir()
-			e.Steps = 4
+			if testing.Short() && i != r%2 {
+				continue // whole or in parts, in turn
+			}
+			set := append(c.set, "checkpoint.every=2", "train.deterministic=true")
+			cfg, dir := loadTuned(t, run, e, c.ranks, set...), t.TempDir()
 			cfg.Train.Steps = 2
-			first := mustRun(t, cfg, c.ranks, train.Options{RunDir: dir, RunID: "a", ConfigYAML: string(cfg.YAML())}).steps
+			first := mustRun(t, cfg, c.ranks, train.Options{RunDir: dir, RunID: "a"}).steps
 			cfg.Train.Steps = 4
-			rest := mustRun(t, cfg, c.ranks, train.Options{RunDir: dir, RunID: "b", Resume: true,
-				ConfigYAML: string(cfg.YAML())}).steps
-			want := mustRun(t, cfg, c.ranks, train.Options{}).steps
+			rest := mustRun(t, cfg, c.ranks, train.Options{RunDir: dir, RunID: "b", Resume: true}).steps
+			want := tunedCurve(t, run, e, c.ranks, set...)
 			if got := losses(append(first, rest...)); got != losses(want) {
 				t.Errorf("%s, %d ranks: losses\n%s\nof a resumed run, want\n%s", run.name, c.ranks, got, losses(want))
 			}

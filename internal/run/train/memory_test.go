@@ -11,14 +11,10 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/foresee/backend"
-	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
-	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
 )
@@ -38,39 +34,23 @@ func (c *counted) Alloc(n int64) (tensor.Memory, error) {
 func onRanks(t *testing.T, ranks int, cfg *config.Config, room state.Room, change func(*device.Device),
 	f func(tr *Trainer, c *counted) error) {
 	t.Helper()
-	streams, compute := make([]*tensor.HostStream, ranks), make([]tensor.Stream, ranks)
-	for r := range ranks {
-		streams[r] = tensor.NewHostStream("compute")
-		compute[r] = streams[r]
-	}
-	world := comm.NewLocal(ranks, compute, comm.Options{})
-	var g errgroup.Group
-	for r := range ranks {
-		g.Go(func() error {
-			defer streams[r].Close()
-			defer world[r].Close()
-			dev := device.CPU(streams[r], "flash", backend.DType(cfg))
-			defer dev.Close()
-			store := &counted{Store: dev.Store}
-			dev.Store = store
-			change(&dev)
-			tr, err := newTrainer(context.Background(), cfg, dev, world[r], &Options{Room: room})
-			if err == nil {
-				err = f(tr, store)
-			}
-			if err == nil {
-				err = tr.flush(context.Background()) // a rank that leaves would end transfers of the others
-			}
-			if err == nil {
-				err = world[r].Barrier(context.Background())
-			}
-			if err != nil {
-				world[r].Abort(err)
-			}
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
+	err := Locally(ranks, "flash", backend.DType(cfg), 0, func(_ int, dev *Device, world *comm.Group) error {
+		store := &counted{Store: dev.Store}
+		dev.Store = store
+		change(dev)
+		tr, err := newTrainer(context.Background(), cfg, *dev, world, &Options{Room: room})
+		if err == nil {
+			err = f(tr, store)
+		}
+		if err == nil {
+			err = tr.flush(context.Background()) // a rank that leaves would end transfers of the others
+		}
+		if err == nil {
+			err = world.Barrier(context.Background())
+		}
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 }
@@ -80,6 +60,7 @@ const sumsBytes = int64(8 * sumCount)
 
 // The memory of the plan must equal the allocations of the run, to the byte.
 func TestThePlanIsWhatARunTakes(t *testing.T) {
+	t.Parallel()
 	const ranks = 3
 	for _, shard := range []string{"none", "optimizer", "gradients", "parameters"} {
 		for _, compute := range []string{"fp32", "bf16"} {
@@ -129,14 +110,7 @@ func checkPlan(t *testing.T, ranks int, run bool, set []string) {
 		on = "cuda"
 	}
 	set = append(slices.Clone(small), set...)
-	cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: on, Set: set})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg, m := example(t, ranks, on, set...)
 	peaks := make([][2]int64, ranks)
 	onRanks(t, ranks, cfg, m.Room(), func(*device.Device) {}, func(tr *Trainer, c *counted) error {
 		s, sumsBytes, pieces := tr.share, sumsBytes, int64(0)
@@ -192,6 +166,7 @@ func checkPlan(t *testing.T, ranks int, run bool, set []string) {
 // Samples of several documents take more buffers than one of the same length, since their rows travel in another way.
 // The plan covers them, and not much more unless there is a window: then a rank needs few rows or all.
 func TestThePlanCoversPackedDocuments(t *testing.T) {
+	t.Parallel()
 	const ranks, seq, steps = 3, 192, 12
 	rng, text := rand.New(rand.NewPCG(1, 1)), []byte{}
 	for range 60 {
@@ -205,17 +180,9 @@ func TestThePlanCoversPackedDocuments(t *testing.T) {
 		{"parallel.algorithm=ulysses"},
 		{"parallel.algorithm=allgather", "parallel.layout=document-zigzag", "model.sliding_window=24"},
 		{"parallel.algorithm=ring", "model.sliding_window=24"}} {
-		cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu",
-			Set: append([]string{"data.path=" + path, fmt.Sprint("data.seq_len=", seq), "data.pack_documents=true",
-				"data.validation={path: null, every: 0}", "parallel.layout=document", "parallel.gather=auto",
-				"precision.compute=bf16"}, append(set, small...)...)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		cfg, m := example(t, ranks, "cpu", append([]string{"data.path=" + path, fmt.Sprint("data.seq_len=", seq),
+			"data.pack_documents=true", "data.validation={path: null, every: 0}", "parallel.layout=document",
+			"parallel.gather=auto", "precision.compute=bf16"}, append(set, small...)...)...)
 		peaks := make([]int64, ranks)
 		onRanks(t, ranks, cfg, m.Room(), func(*device.Device) {}, func(tr *Trainer, _ *counted) error {
 			for range steps {

@@ -12,18 +12,14 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/foresee/backend"
-	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
-	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/run/train"
 	"github.com/cprun/cprun/ring"
-	"github.com/cprun/cprun/tensor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -59,7 +55,7 @@ func readExpect(t *testing.T, name string) expect {
 		t.Fatal(err)
 	}
 	if testing.Short() { // later steps cover no other code
-		e = e.begin()
+		e = e.begin(shortSteps)
 	}
 	return e
 }
@@ -72,9 +68,9 @@ func fewer(ranks ...int) []int {
 	return ranks
 }
 
-// begin returns the first steps of a curve.
-func (e expect) begin() expect {
-	e.Steps = min(e.Steps, shortSteps)
+// begin returns the first n steps of a curve.
+func (e expect) begin(n int) expect {
+	e.Steps = min(e.Steps, n)
 	e.Loss, e.GradNorm = e.Loss[:e.Steps], e.GradNorm[:e.Steps]
 	return e
 }
@@ -101,15 +97,21 @@ func absolute(path string) string {
 
 func load(t *testing.T, yaml string, ranks int, set ...string) *config.Config {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "train.yaml")
-	if err := os.WriteFile(path, []byte(yaml), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := config.Load(path, config.Options{Set: set, Ranks: ranks, Device: "cpu"})
+	cfg, err := config.Load(writeFile(t, "train.yaml", yaml), config.Options{Set: set, Ranks: ranks, Device: "cpu"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return cfg
+}
+
+// writeFile writes a file into a directory of its own, and returns its path.
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // An outcome is the result of a run in this process.
@@ -149,69 +151,48 @@ func runJoined(t *testing.T, cfg *config.Config, ranks int, o train.Options, cha
 		t.Fatal(err)
 	}
 	o.ConfigYAML = string(cfg.YAML())
-	mem, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.Room = mem.Room()
+	o.Room = train.MemoryOf(t, cfg, ranks).Room()
 	out := outcome{dir: o.RunDir}
 	var mu sync.Mutex
-	streams := make([]*tensor.HostStream, ranks)
-	compute := make([]tensor.Stream, ranks)
-	for r := range ranks {
-		streams[r] = tensor.NewHostStream("compute")
-		compute[r] = streams[r]
-	}
-	world := comm.NewLocal(ranks, compute, comm.Options{})
-	var g errgroup.Group
-	for r := range ranks {
-		g.Go(func() error {
-			o := o
-			inner := o.Report
-			o.Report = func(rep train.Report) {
-				mu.Lock()
-				defer mu.Unlock()
-				if rep.Kind == train.Progressed {
-					out.steps = append(out.steps, rep.Metrics)
-				}
-				if rep.Kind == train.Notice && r == 0 {
-					out.notices = append(out.notices, rep.Text)
-				}
-				if inner != nil && r == 0 {
-					inner(rep)
-				}
+	err := train.Locally(ranks, cfg.Parallel.Backend, backend.DType(cfg), 0, func(r int, dev *device.Device,
+		world *comm.Group) error {
+		o := o
+		inner := o.Report
+		o.Report = func(rep train.Report) {
+			mu.Lock()
+			defer mu.Unlock()
+			if rep.Kind == train.Progressed {
+				out.steps = append(out.steps, rep.Metrics)
 			}
-			dev := device.CPU(streams[r], cfg.Parallel.Backend, backend.DType(cfg))
-			change(&dev)
-			group, err := join(world[r], &dev)
-			stopped := false
-			if err == nil {
-				stopped, err = train.Run(context.Background(), cfg, dev, group, o)
+			if rep.Kind == train.Notice && r == 0 {
+				out.notices = append(out.notices, rep.Text)
 			}
-			if r == 0 {
-				out.stopped = stopped
+			if inner != nil && r == 0 {
+				inner(rep)
 			}
-			if err != nil {
-				world[r].Abort(err)
-			}
-			if group != nil {
-				group.Close()
-			}
-			dev.Close()
-			streams[r].Close()
+		}
+		change(dev)
+		group, err := join(world, dev)
+		if err != nil {
 			return err
-		})
-	}
-	return out, g.Wait()
+		}
+		defer group.Close()
+		stopped, err := train.Run(context.Background(), cfg, *dev, group, o)
+		if r == 0 {
+			out.stopped = stopped
+		}
+		if err != nil {
+			world.Abort(err) // before Close, by which a rank leaves in good order
+			return err
+		}
+		return world.Barrier(context.Background()) // a rank that leaves would end transfers of the others
+	})
+	return out, err
 }
 
 func mustRun(t *testing.T, cfg *config.Config, ranks int, o train.Options) outcome {
 	t.Helper()
-	out, err := runLocal(t, cfg, ranks, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return mustRunAhead(t, cfg, ranks, o, 0)
 }
 
 // mustRunAhead trains on devices whose host runs some steps ahead.
@@ -224,6 +205,30 @@ func mustRunAhead(t *testing.T, cfg *config.Config, ranks int, o train.Options, 
 	return out
 }
 
+// curves holds the results of curve: functions that train at their first call.
+var curves sync.Map
+
+// curve trains without checkpoints, and returns the steps. Runs repeat bit for bit, so each config trains once.
+func curve(t *testing.T, yaml string, ranks int, set ...string) []metrics.Step {
+	t.Helper()
+	cfg := load(t, yaml, ranks, set...)
+	once, _ := curves.LoadOrStore(fmt.Sprint(ranks, string(cfg.YAML())), sync.OnceValues(func() ([]metrics.Step, error) {
+		out, err := runLocal(t, cfg, ranks, train.Options{NoSave: true})
+		return out.steps, err
+	}))
+	steps, err := once.(func() ([]metrics.Step, error))()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return steps
+}
+
+// again trains as curve does, although an equal run may be known.
+func again(t *testing.T, yaml string, ranks int, set ...string) []metrics.Step {
+	t.Helper()
+	return mustRun(t, load(t, yaml, ranks, set...), ranks, train.Options{NoSave: true}).steps
+}
+
 // A curveError holds the largest difference of losses and the largest relative difference of gradient norms.
 type curveError struct{ loss, norm float64 }
 
@@ -232,20 +237,21 @@ type curveError struct{ loss, norm float64 }
 var within = map[string]curveError{"fp32": {6e-5, 4e-5}, "bf16": {1.3e-2, 5e-2}, "fp16": {2e-3, 5e-3},
 	"families": {1e-5, 1e-5}}
 
-// worst holds the largest errors in follows since a test cleared it, by type.
-var worst = map[string]curveError{}
+// worse returns the larger errors of two curves.
+func (c curveError) worse(d curveError) curveError {
+	return curveError{max(c.loss, d.loss), max(c.norm, d.norm)}
+}
 
 func (c curveError) String() string {
 	return fmt.Sprintf("worst loss off by %.2g, worst gradient norm by %.2g relative", c.loss, c.norm)
 }
 
-// follows compares a curve with PyTorch's, and logs the errors.
-func follows(t *testing.T, what string, got []metrics.Step, e expect, compute string) {
+// follows compares a curve with PyTorch's, and logs and returns the errors.
+func follows(t *testing.T, what string, got []metrics.Step, e expect, compute string) (off curveError) {
 	t.Helper()
 	if len(got) != len(e.Loss) {
 		t.Fatalf("%s: %d steps, want %d", what, len(got), len(e.Loss))
 	}
-	var off curveError
 	for i, s := range got {
 		loss := math.Abs(float64(s.Loss) - e.Loss[i])
 		norm := math.Abs(float64(s.GradNorm)-e.GradNorm[i]) / e.GradNorm[i]
@@ -253,10 +259,18 @@ func follows(t *testing.T, what string, got []metrics.Step, e expect, compute st
 			t.Errorf("%s: step %d has loss %.7f, want %.7f (off by %.2g); gradient norm %.7f, want %.7f (off by %.2g)",
 				what, i+1, float64(s.Loss), e.Loss[i], loss, float64(s.GradNorm), e.GradNorm[i], norm)
 		}
-		off = curveError{max(off.loss, loss), max(off.norm, norm)}
+		off = off.worse(curveError{loss, norm})
 	}
-	worst[compute] = curveError{max(worst[compute].loss, off.loss), max(worst[compute].norm, off.norm)}
 	t.Logf("%s: %v", what, off)
+	return off
+}
+
+// expectOf returns a curve to follow.
+func expectOf(steps []metrics.Step) (e expect) {
+	for _, s := range steps {
+		e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
+	}
+	return e
 }
 
 // allWays lists the fixtures that run with every layout and algorithm.
@@ -265,11 +279,12 @@ var allWays = map[string]bool{"tiny-llama": true, "tiny-llama-tied-clip": true}
 // Every fixture must follow the curve of one PyTorch process on 1 to 4 ranks: a zigzag ring to the end, every other
 // layout and algorithm for the first steps. The heads do not divide by 3 ranks, and the key heads not by 4.
 func TestParity(t *testing.T) {
-	clear(worst)
+	t.Parallel()
 	entries, err := os.ReadDir(parityDir)
 	if err != nil || len(entries) < 4 {
 		t.Fatalf("%d fixtures, %v", len(entries), err)
 	}
+	var worst curveError
 	for _, entry := range entries {
 		whole := readExpect(t, entry.Name())
 		for _, ranks := range fewer(4, 3, 2, 1) {
@@ -291,23 +306,24 @@ func TestParity(t *testing.T) {
 						if testing.Short() && (i+ranks)%2 == 0 {
 							continue // 4 ranks or 3 for each, in turn
 						}
-						e = whole.begin()
+						e = whole.begin(shortSteps)
 					}
 					what := fmt.Sprintf("%s, %d ranks, %s, %s", entry.Name(), ranks, layout, algorithm)
-					cfg := load(t, parityYAML(entry.Name(), e), ranks, "parallel.layout="+layout,
+					got := curve(t, parityYAML(entry.Name(), e), ranks, "parallel.layout="+layout,
 						"parallel.algorithm="+algorithm)
-					follows(t, what, mustRun(t, cfg, ranks, train.Options{}).steps, e, "fp32")
+					worst = worst.worse(follows(t, what, got, e, "fp32"))
 				}
 			}
 		}
 	}
-	t.Logf("fp32: %v", worst["fp32"])
+	t.Logf("fp32: %v", worst)
 }
 
 // Memory options, sharding, data-parallel groups and accumulation only change the order of sums.
 func TestVariantsFollowTheSameCurve(t *testing.T) {
+	t.Parallel()
 	name := "tiny-llama-tied-clip"
-	e := readExpect(t, name).begin()
+	e := readExpect(t, name).begin(shortSteps)
 	for _, v := range []struct {
 		ranks int
 		set   string
@@ -316,13 +332,17 @@ func TestVariantsFollowTheSameCurve(t *testing.T) {
 		{4, "parallel={algorithm: allgather, gather_heads: 1}"}, {4, "memory.shard=optimizer"},
 		{3, "memory.shard=optimizer"}, {2, "attention.backend=reference"},
 	} {
-		cfg := load(t, parityYAML(name, e), v.ranks, v.set)
-		follows(t, v.set, mustRun(t, cfg, v.ranks, train.Options{}).steps, e, "fp32")
+		e := e
+		if testing.Short() && v.set == "attention.backend=reference" {
+			e = e.begin(1) // it is slow
+		}
+		follows(t, v.set, curve(t, parityYAML(name, e), v.ranks, v.set), e, "fp32")
 	}
 }
 
 // Two samples per step give the same curve as a micro batch, accumulated, or over data-parallel groups.
 func TestBatchesAreSpreadWithoutATrace(t *testing.T) {
+	t.Parallel()
 	name := "tiny-llama"
 	e := readExpect(t, name)
 	e.Steps = min(e.Steps, 4)
@@ -334,8 +354,7 @@ func TestBatchesAreSpreadWithoutATrace(t *testing.T) {
 		{1, "train.micro_batch_size=2"}, {2, "train.micro_batch_size=2"}, {2, "train.micro_batch_size=1"},
 		{2, "parallel.data=2"}, {4, "parallel.data=2"}, {4, "parallel.context=2"},
 	} {
-		cfg := load(t, parityYAML(name, e), v.ranks, "train.global_batch_size=2", v.set)
-		got := mustRun(t, cfg, v.ranks, train.Options{}).steps
+		got := curve(t, parityYAML(name, e), v.ranks, "train.global_batch_size=2", v.set)
 		if want == nil {
 			want = got
 			continue

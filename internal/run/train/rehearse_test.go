@@ -8,10 +8,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/foresee/plan"
-	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
-	"github.com/cprun/cprun/internal/model/machine"
 )
 
 // A planned is a kernel that counts planned passes.
@@ -45,16 +42,7 @@ func TestKernelsGetReady(t *testing.T) {
 		"model={sliding_window: 9, layer_types: [full_attention, sliding_attention, full_attention, sliding_attention]}": 4,
 		"data.pack_documents=true": 0,
 	} {
-		cfg, err := config.Load("../../../examples/opticks.yaml",
-			config.Options{Ranks: ranks, Device: "cpu",
-				Set: []string{"data.seq_len=100", "model.num_hidden_layers=4", set}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		cfg, m := example(t, ranks, "cpu", "data.seq_len=100", "model.num_hidden_layers=4", set)
 		var passes atomic.Int64
 		onRanks(t, ranks, cfg, m.Room(), func(d *device.Device) { d.Kernel = planned{d.Kernel, &passes} },
 			func(*Trainer, *counted) error { return nil })
@@ -117,18 +105,8 @@ func (p watchedBackward) Block(b attention.GradBlock) error {
 func TestKernelsGetReadyForEachKind(t *testing.T) {
 	const ranks = 2
 	for _, algorithm := range []string{"ring", "ulysses", "allgather"} {
-		cfg, err := config.Load("../../../examples/opticks.yaml",
-			config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{
-				"data.seq_len=100", "parallel.algorithm=" + algorithm,
-				"model={sliding_window: 9, layer_types: [full_attention, sliding_attention, full_attention]}"},
-				small...)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		cfg, m := example(t, ranks, "cpu", append([]string{"data.seq_len=100", "parallel.algorithm=" + algorithm,
+			"model={sliding_window: 9, layer_types: [full_attention, sliding_attention, full_attention]}"}, small...)...)
 		var mu sync.Mutex
 		calls := map[string]bool{}
 		saw := func(call string) {

@@ -13,12 +13,10 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/hf"
-	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
 )
@@ -66,10 +64,7 @@ func TestUsesAreChecked(t *testing.T) {
 // A trainer refuses a plan by which a gather replaces weights in use.
 func TestTrainersCheckUses(t *testing.T) {
 	cfg := delayConfig(t, 1)
-	mem, err := plan.MemoryOf(cfg, 1, machine.Machine{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mem := MemoryOf(t, cfg, 1)
 	onRanks(t, 1, cfg, mem.Room(), func(*device.Device) {}, func(tr *Trainer, _ *counted) error {
 		tr.share.slot = func(int) int { return 0 }
 		if err := tr.build(&Options{Room: mem.Room()}); err == nil || !strings.Contains(err.Error(), "replaced") {
@@ -241,11 +236,7 @@ func (t *Trainer) reuse() {
 // trained runs some queued steps on each rank, and returns the bits of the losses and of all state.
 func trained(t *testing.T, ranks, copies int, cfg *config.Config, change func(tr *Trainer, queued <-chan struct{})) []string {
 	t.Helper()
-	mem, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, room := make([]string, ranks), mem.Room()
+	out, room := make([]string, ranks), MemoryOf(t, cfg, ranks).Room()
 	room.Copies = copies
 	ahead := func(d *device.Device) { d.RunAhead = cfg.Train.Steps }
 	onRanks(t, ranks, cfg, room, ahead, func(tr *Trainer, _ *counted) error {
@@ -290,18 +281,16 @@ func trained(t *testing.T, ranks, copies int, cfg *config.Config, change func(tr
 
 func delayConfig(t *testing.T, ranks int, set ...string) *config.Config {
 	t.Helper()
-	cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu",
-		Set: append([]string{"model.hidden_size=56", "model.intermediate_size=136", "data.seq_len=91", "train.steps=2",
-			"lr_schedule.warmup_steps=1", "train.micro_batch_size=1", "train.global_batch_size=2"}, set...)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg, _ := example(t, ranks, "cpu", append([]string{"model.hidden_size=56", "model.intermediate_size=136",
+		"data.seq_len=91", "train.steps=2", "lr_schedule.warmup_steps=1", "train.micro_batch_size=1",
+		"train.global_batch_size=2"}, set...)...)
 	return cfg
 }
 
 // Late transfers and memory that is reused early change no bit: each reader waits for its data, and each writer for the
 // last reader.
 func TestDelaysLeaveNoTrace(t *testing.T) {
+	t.Parallel()
 	for i, shard := range []string{"none", "optimizer", "gradients", "parameters"} {
 		for j, set := range [][]string{
 			{"model.num_hidden_layers=4", "model.tie_word_embeddings=false", "precision.compute=bf16"},
@@ -348,6 +337,7 @@ func lossOf(t *testing.T, line string) float64 {
 // Weights in copies, each on some neighbours of four ranks, have the bits of whole weights, also if transfers are late.
 // Copies change only the order of sums.
 func TestCopiesLeaveNoTrace(t *testing.T) {
+	t.Parallel()
 	none := func(*Trainer, <-chan struct{}) {}
 	for _, compute := range []string{"fp32", "bf16", "fp32 adapters"} {
 		for _, copies := range []int{2, 4} {

@@ -18,7 +18,7 @@ import (
 // A checkpoint is reported after it is complete, also if it is written in the background.
 func TestSavedIsReportedOfWholeCheckpoints(t *testing.T) {
 	for _, set := range []string{"checkpoint.async=true", "checkpoint.async=false"} {
-		cfg := load(t, tiny(t), 2, set, "train.steps=7", "checkpoint.every=2", "checkpoint.keep=0")
+		cfg := load(t, tiny, 2, set, "train.steps=7", "checkpoint.every=2", "checkpoint.keep=0")
 		dir := t.TempDir()
 		var saved []int64
 		mustRun(t, cfg, 2, train.Options{RunDir: dir, Report: func(r train.Report) {
@@ -54,7 +54,7 @@ func TestCheckpointsByTime(t *testing.T) {
 		{[]string{"checkpoint.interval=1h"}, []int64{5}},
 		{[]string{"checkpoint.interval=0", "checkpoint.every=3"}, []int64{3, 5}},
 	} {
-		cfg := load(t, tiny(t), 3, append(c.set, "train.steps=5", "checkpoint.keep=0")...)
+		cfg := load(t, tiny, 3, append(c.set, "train.steps=5", "checkpoint.keep=0")...)
 		var saved []int64
 		mustRun(t, cfg, 3, train.Options{Report: func(r train.Report) {
 			if r.Kind == train.Saved {
@@ -70,7 +70,7 @@ func TestCheckpointsByTime(t *testing.T) {
 // Two checkpoints by time begin at least an interval apart. The last step always has one.
 func TestCheckpointsByTimeAreApart(t *testing.T) {
 	const interval, steps = time.Second, 9
-	cfg := load(t, tiny(t), 2, "checkpoint.interval=1s", "checkpoint.async=false", "train.steps=9", "checkpoint.keep=0")
+	cfg := load(t, tiny, 2, "checkpoint.interval=1s", "checkpoint.async=false", "train.steps=9", "checkpoint.keep=0")
 	var began []time.Time
 	mustRun(t, cfg, 2, train.Options{Report: func(r train.Report) {
 		switch {
@@ -94,7 +94,7 @@ func TestCheckpointsByTimeAreApart(t *testing.T) {
 // A run without steps left still writes a checkpoint into its own directory. If it is there already, the run does not
 // write it again.
 func TestNothingLeftToTrain(t *testing.T) {
-	cfg := load(t, tiny(t), 2)
+	cfg := load(t, tiny, 2)
 	first := mustRun(t, cfg, 2, train.Options{})
 	from := filepath.Join(first.dir, "checkpoints", "step-00000004")
 	saves := 0
@@ -118,7 +118,7 @@ func TestNothingLeftToTrain(t *testing.T) {
 
 // A run with only damaged checkpoints does not start over.
 func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
-	cfg := load(t, tiny(t), 1, "checkpoint.every=2")
+	cfg := load(t, tiny, 1, "checkpoint.every=2")
 	first := mustRun(t, cfg, 1, train.Options{RunID: "a"})
 	for _, step := range []string{"step-00000002", "step-00000004"} {
 		if err := os.Truncate(filepath.Join(first.dir, "checkpoints", step, "manifest.json"), 10); err != nil {
@@ -140,7 +140,7 @@ func TestTraceTellsAStory(t *testing.T) {
 
 func traced(t *testing.T, shard string) {
 	dir := t.TempDir()
-	cfg := load(t, tiny(t), 3, "log.trace_steps=2", "memory.shard="+shard, "data.pack_documents=true", "parallel.layout=zigzag")
+	cfg := load(t, tiny, 3, "log.trace_steps=2", "memory.shard="+shard, "data.pack_documents=true", "parallel.layout=zigzag")
 	mustRun(t, cfg, 3, train.Options{RunDir: dir})
 	text, err := os.ReadFile(filepath.Join(dir, "logs", "trace-rank-0001.json"))
 	if err != nil {
@@ -202,9 +202,9 @@ func traced(t *testing.T, shard string) {
 // trace_steps counts from the first step after a resume.
 func TestTraceStepsAreCountedFromTheStart(t *testing.T) {
 	dir := t.TempDir()
-	mustRun(t, load(t, tiny(t), 1, "train.steps=3"), 1, train.Options{RunDir: dir, RunID: "a"})
+	mustRun(t, load(t, tiny, 1, "train.steps=3"), 1, train.Options{RunDir: dir, RunID: "a"})
 	run := t.TempDir()
-	cfg := load(t, tiny(t), 1, "train.steps=9", "log.trace_steps=2")
+	cfg := load(t, tiny, 1, "train.steps=9", "log.trace_steps=2")
 	mustRun(t, cfg, 1, train.Options{RunDir: run, From: filepath.Join(dir, "checkpoints", "step-00000003")})
 	text, err := os.ReadFile(filepath.Join(run, "logs", "trace-rank-0000.json"))
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 
 // With every sharding, and any distance that the host runs ahead, the curve is equal up to the order of sums.
 func TestShardingLeavesNoTrace(t *testing.T) {
+	t.Parallel()
 	for m, mode := range [][]string{
 		{},
 		{"train.global_batch_size=4"}, // accumulation
@@ -19,17 +20,20 @@ func TestShardingLeavesNoTrace(t *testing.T) {
 		{"model.tie_word_embeddings=false", "model.num_hidden_layers=5", "train.global_batch_size=2"},
 		{"model.num_hidden_layers=1", "model.architecture=qwen3"},
 	} {
-		want := mustRun(t, load(t, tiny(t), 1, append([]string{}, withoutData(mode)...)...), 1, train.Options{}).steps
-		for _, ranks := range fewer(4, 2) {
+		want := curve(t, tiny, 1, withoutData(mode)...)
+		for _, ranks := range []int{4, 2} {
 			for i, shard := range []string{"none", "optimizer", "gradients", "parameters"} {
-				cfg := load(t, tiny(t), ranks, append(mode, "memory.shard="+shard)...)
-				what := fmt.Sprintf("%v, %d ranks, shard %s", mode, ranks, shard)
-				got := mustRun(t, cfg, ranks, train.Options{}).steps
-				closeTo(t, what, got, want, 5e-5)
-				if testing.Short() && i != m%3 {
-					continue // each sharding runs again in two modes
+				if testing.Short() && (i+m+ranks/2)%2 == 0 {
+					continue // 4 ranks or 2 for each, in turn
 				}
-				if ranks == 4 && losses(mustRun(t, cfg, ranks, train.Options{}).steps) != losses(got) {
+				set := append(mode, "memory.shard="+shard)
+				what := fmt.Sprintf("%v, %d ranks, shard %s", mode, ranks, shard)
+				got := curve(t, tiny, ranks, set...)
+				closeTo(t, what, got, want, 5e-5)
+				if testing.Short() && i != m {
+					continue // each sharding runs again in one mode
+				}
+				if losses(again(t, tiny, ranks, set...)) != losses(got) {
 					t.Errorf("%s: a second run has other bits", what)
 				}
 			}
@@ -40,49 +44,59 @@ func TestShardingLeavesNoTrace(t *testing.T) {
 // With gradients in bf16 between ranks the curve stays close to that of float32, and differs; a second run has the same
 // bits. On one rank nothing changes.
 func TestGradWire(t *testing.T) {
+	t.Parallel()
 	const half = "precision.grad_wire=bf16"
-	for _, mode := range [][]string{{}, {"train.global_batch_size=4"}, {"train.global_batch_size=4", "parallel.data=2"}} {
-		for _, shard := range []string{"optimizer", "gradients", "parameters"} {
+	for m, mode := range [][]string{{}, {"train.global_batch_size=4"}, {"train.global_batch_size=4", "parallel.data=2"}} {
+		for i, shard := range []string{"optimizer", "gradients", "parameters"} {
 			for _, ranks := range []int{2, 4} {
+				if testing.Short() && (i+m+ranks/2)%2 == 0 {
+					continue // 2 ranks or 4 for each, in turn
+				}
 				set := append(slices.Clone(mode), "memory.shard="+shard)
-				want := mustRun(t, load(t, tiny(t), ranks, set...), ranks, train.Options{}).steps
-				cfg := load(t, tiny(t), ranks, append(set, half)...)
-				got := mustRun(t, cfg, ranks, train.Options{}).steps
+				want := curve(t, tiny, ranks, set...)
+				set = append(set, half)
+				got := curve(t, tiny, ranks, set...)
 				what := fmt.Sprintf("%v, %d ranks, shard %s", mode, ranks, shard)
 				closeTo(t, what, got, want, 5e-3)
 				if losses(got) == losses(want) {
 					t.Errorf("%s: bf16 has the bits of float32", what)
 				}
-				if losses(mustRun(t, cfg, ranks, train.Options{}).steps) != losses(got) {
+				if testing.Short() && i != m {
+					continue // each sharding runs again in one mode
+				}
+				if losses(again(t, tiny, ranks, set...)) != losses(got) {
 					t.Errorf("%s: a second run has other bits", what)
 				}
 			}
 		}
 	}
-	want := mustRun(t, load(t, tiny(t), 1), 1, train.Options{}).steps
-	if got := mustRun(t, load(t, tiny(t), 1, half), 1, train.Options{}).steps; losses(got) != losses(want) {
+	want := curve(t, tiny, 1)
+	if got := curve(t, tiny, 1, half); losses(got) != losses(want) {
 		t.Errorf("one rank:\n%s\nwant\n%s", losses(got), losses(want))
 	}
 }
 
 // Separate float32 master weights, as with weights of another type, change no bit in training or through a checkpoint.
 func TestMastersLeaveNoTrace(t *testing.T) {
+	t.Parallel()
 	apart := func(d *device.Device) { d.Masters = true }
 	for _, shard := range []string{"none", "optimizer", "gradients", "parameters"} {
 		for _, ranks := range []int{1, 3} {
-			cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "train.steps=6", "train.global_batch_size=2",
-				"model.architecture=qwen3")
-			want := mustRun(t, cfg, ranks, train.Options{}).steps
-			half := load(t, tiny(t), ranks, "memory.shard="+shard, "train.steps=3", "train.global_batch_size=2",
-				"model.architecture=qwen3")
-			first, err := runOn(t, half, ranks, train.Options{}, apart)
-			if err != nil {
-				t.Fatal(err)
+			if testing.Short() && ranks == 1 && shard != "none" {
+				continue // one rank has nothing to shard
 			}
-			second, err := runOn(t, cfg, ranks, train.Options{From: first.dir + "/checkpoints/step-00000003"}, apart)
-			if err != nil {
-				t.Fatal(err)
+			set := []string{"memory.shard=" + shard, "train.global_batch_size=2", "model.architecture=qwen3"}
+			run := func(steps int, o train.Options) outcome {
+				cfg := load(t, tiny, ranks, append(set, fmt.Sprintf("train.steps=%d", steps))...)
+				out, err := runOn(t, cfg, ranks, o, apart)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return out
 			}
+			want := curve(t, tiny, ranks, append(set, "train.steps=4")...)
+			first := run(2, train.Options{})
+			second := run(4, train.Options{From: first.dir + "/checkpoints/step-00000002", NoSave: true})
 			if got := losses(append(first.steps, second.steps...)); got != losses(want) {
 				t.Errorf("%d ranks, shard %s:\n%s\nwant\n%s", ranks, shard, got, losses(want))
 			}
@@ -92,26 +106,24 @@ func TestMastersLeaveNoTrace(t *testing.T) {
 
 // withoutData returns a mode for one rank.
 func withoutData(mode []string) []string {
-	var out []string
-	for _, s := range mode {
-		if s != "parallel.data=2" {
-			out = append(out, s)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(mode), func(s string) bool { return s == "parallel.data=2" })
 }
 
 // A checkpoint resumes with any sharding and number of ranks; on the same ranks, with the same bits.
 func TestCheckpointsMoveBetweenShardings(t *testing.T) {
+	t.Parallel()
 	shards := []string{"none", "optimizer", "gradients", "parameters"}
-	whole := mustRun(t, load(t, tiny(t), 1, "train.steps=8"), 1, train.Options{}).steps
-	for _, from := range shards {
-		cfg := load(t, tiny(t), 4, "memory.shard="+from)
+	whole := curve(t, tiny, 1, "train.steps=8")
+	for i, from := range shards {
+		cfg := load(t, tiny, 4, "memory.shard="+from)
 		first := mustRun(t, cfg, 4, train.Options{})
-		for _, to := range shards {
+		for j, to := range shards {
 			for _, ranks := range []int{1, 3} {
-				cfg := load(t, tiny(t), ranks, "train.steps=8", "memory.shard="+to)
-				got := mustRun(t, cfg, ranks, train.Options{From: first.dir + "/checkpoints/step-00000004"}).steps
+				if testing.Short() && (ranks == 1) != ((i+j)%4 == 0) {
+					continue // each sharding moves to one rank once, and from one
+				}
+				cfg := load(t, tiny, ranks, "train.steps=8", "memory.shard="+to)
+				got := mustRun(t, cfg, ranks, train.Options{From: first.dir + "/checkpoints/step-00000004", NoSave: true}).steps
 				closeTo(t, fmt.Sprintf("4 ranks with shard %s, then %d with %s", from, ranks, to), got, whole[4:], 5e-5)
 			}
 		}
@@ -121,11 +133,12 @@ func TestCheckpointsMoveBetweenShardings(t *testing.T) {
 // With a host that runs ahead, the steps have the same bits, and checkpoints, validations and stops come at the same
 // steps; a stop is at most one step late.
 func TestRunningAheadLeavesNoTrace(t *testing.T) {
+	t.Parallel()
 	set := []string{"train.steps=9", "checkpoint.every=4", "checkpoint.keep=0", "checkpoint.async=true",
 		"memory.shard=gradients", "train.global_batch_size=2"}
 	val := "data.validation={path: " + textFile(t) + ", every: 3, samples: 2}"
 	for _, ranks := range []int{1, 3} {
-		cfg := load(t, tiny(t), ranks, append(set, val)...)
+		cfg := load(t, tiny, ranks, append(set, val)...)
 		want := mustRun(t, cfg, ranks, train.Options{})
 		for _, ahead := range []int{1, 2} {
 			got := mustRunAhead(t, cfg, ranks, train.Options{}, ahead)
@@ -143,8 +156,7 @@ func TestRunningAheadLeavesNoTrace(t *testing.T) {
 			}
 		}
 	}
-	cfg := load(t, tiny(t), 2, "train.steps=40")
-	want := mustRun(t, cfg, 2, train.Options{}).steps
+	cfg, want := load(t, tiny, 2, "train.steps=40"), curve(t, tiny, 2, "train.steps=40")
 	o := train.Options{RunDir: t.TempDir(), RunID: "a"}
 	stopAfter(5, &o)
 	first := mustRunAhead(t, cfg, 2, o, 1)

@@ -8,13 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/optim"
 	"github.com/cprun/cprun/internal/model/state"
@@ -247,27 +244,10 @@ func (t *Trainer) trainShared() error {
 // inWorld runs f on each rank in this process.
 func inWorld(t *testing.T, f func(dev *Device, world comm.Communicator) error) {
 	t.Helper()
-	streams, compute := make([]*tensor.HostStream, shareRanks), make([]tensor.Stream, shareRanks)
-	for r := range shareRanks {
-		streams[r] = tensor.NewHostStream("compute")
-		compute[r] = streams[r]
-	}
-	world := comm.NewLocal(shareRanks, compute, comm.Options{})
-	var g errgroup.Group
-	for r := range shareRanks {
-		g.Go(func() error {
-			defer streams[r].Close()
-			defer world[r].Close()
-			dev := device.CPU(streams[r], "flash", tensor.F32)
-			defer dev.Close()
-			err := f(&dev, world[r])
-			if err != nil {
-				world[r].Abort(err)
-			}
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
+	err := Locally(shareRanks, "flash", tensor.F32, 0, func(_ int, dev *Device, world *comm.Group) error {
+		return f(dev, world)
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 }
@@ -427,4 +407,22 @@ func TestCheckpointsOfGroups(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// The last bucket of a pass also gathers the first one of the next pass, but not before an update changes its weights.
+func TestNextPassIsGatheredEarly(t *testing.T) {
+	flat := shareLayout()
+	for last, want := range map[bool][]int{false: {flat.Layer(0), flat.Embedding()}, true: {flat.Layer(0)}} {
+		s, err := state.New(state.Meter{}, state.Options{Layout: flat, Shard: state.ShardParameters, Compute: tensor.F32,
+			Groups: state.Groups(flat, state.Group{Size: 2})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		x := newSharing(&Device{}, s)
+		x.last, x.residence.gather = last, func(bucket int) error { got = append(got, bucket); return nil }
+		if err := x.use(flat.Layer(0), model.NoBucket); err != nil || !slices.Equal(got, want) {
+			t.Errorf("last pass %t: gathers of %v, %v; want %v", last, got, err, want)
+		}
+	}
 }

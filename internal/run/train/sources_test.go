@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/cprun/cprun/internal/run/train"
 )
 
 // Each entry of data.validation.path has its own loss, as a run with it alone; the loss of all is the mean over all targets.
@@ -28,9 +26,8 @@ func TestSourcesAreValidatedApart(t *testing.T) {
 	}
 	code, chat := filepath.Join(dir, "code/*.txt"), filepath.Join(dir, "chat.jsonl")
 	run := func(ranks int, path string, set ...string) (of map[string]float64) {
-		cfg := load(t, tiny(t), ranks, append(set, "data.seq_len=16", "train.steps=1", "optimizer.lr=1e-30",
+		steps := curve(t, tiny, ranks, append(set, "data.seq_len=16", "train.steps=1", "optimizer.lr=1e-30",
 			"data.validation={path: "+path+", every: 1}")...)
-		steps := mustRun(t, cfg, ranks, train.Options{}).steps
 		last := steps[len(steps)-1]
 		of = map[string]float64{"": float64(*last.ValLoss)}
 		for name, loss := range last.ValLosses {

@@ -118,13 +118,13 @@ func (g *staged) Close() (err error) {
 
 // Ranks whose collectives go through the host train like others, so that tests on a shared GPU are valid.
 func TestStagedGroupsTrain(t *testing.T) {
+	t.Parallel()
 	const ranks = 2
 	for shard, algorithm := range map[string]string{"none": "ulysses", "optimizer": "ring", "gradients": "ulysses"} {
-		cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "parallel.algorithm="+algorithm,
-			"model.layer_types=[full_attention, sliding_attention]", "model.sliding_window=10")
-		var o train.Options
-		want := mustRun(t, cfg, ranks, o).steps
-		got, err := runJoined(t, cfg, ranks, o, func(*device.Device) {},
+		set := []string{"memory.shard=" + shard, "parallel.algorithm=" + algorithm,
+			"model.layer_types=[full_attention, sliding_attention]", "model.sliding_window=10"}
+		want := curve(t, tiny, ranks, set...)
+		got, err := runJoined(t, load(t, tiny, ranks, set...), ranks, train.Options{}, func(*device.Device) {},
 			func(host *comm.Group, dev *device.Device) (comm.Communicator, error) {
 				return newStaged(t.Context(), host, dev, func(ctx context.Context, host *comm.Group) (comm.Exchanger,
 					error) {

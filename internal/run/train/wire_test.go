@@ -7,12 +7,9 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/internal/model/state"
-	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -52,48 +49,37 @@ func wireSum(seed, ranks, own, n int) []float32 {
 func TestHalfWire(t *testing.T) {
 	for ranks := 1; ranks <= 4; ranks++ {
 		n := ranks * 8 * 3 * 5
-		streams, compute := make([]*tensor.HostStream, ranks), make([]tensor.Stream, ranks)
-		for r := range ranks {
-			streams[r] = tensor.NewHostStream("compute")
-			compute[r] = streams[r]
-		}
-		var g errgroup.Group
-		for r, world := range comm.NewLocal(ranks, compute, comm.Options{}) {
-			g.Go(func() error {
-				defer streams[r].Close()
-				defer world.Close()
-				w := wire{ops: cpu.New(streams[r]), send: tensor.New(tensor.BF16, n+3)}
-				var results []View
-				var calls []comm.Pending
-				for seed := range 3 {
-					src := tensor.FromSlice(wireValues(seed, r, n), n)
-					dst := state.Part(src, r*n/ranks, (r+1)*n/ranks)
-					if seed == 1 {
-						dst = tensor.New(tensor.F32, n/ranks)
-					}
-					p, err := w.reduceScatter(world, dst, src)
-					if err != nil {
-						world.Abort(err)
-						return err
-					}
-					results, calls = append(results, dst), append(calls, p)
+		err := Locally(ranks, "flash", tensor.F32, 0, func(r int, dev *Device, world *comm.Group) error {
+			w := wire{ops: dev.Ops, send: tensor.New(tensor.BF16, n+3)}
+			var results []View
+			var calls []comm.Pending
+			for seed := range 3 {
+				src := tensor.FromSlice(wireValues(seed, r, n), n)
+				dst := state.Part(src, r*n/ranks, (r+1)*n/ranks)
+				if seed == 1 {
+					dst = tensor.New(tensor.F32, n/ranks)
 				}
-				for _, i := range []int{2, 0, 1, 2} {
-					calls[i].Wait()
-				}
-				if err := streams[r].Sync(context.Background()); err != nil {
+				p, err := w.reduceScatter(world, dst, src)
+				if err != nil {
 					return err
 				}
-				for seed, got := range results {
-					err := near.Within(tensor.Data[float32](got), wireSum(seed, ranks, r, n), near.NonFinite, 0)
-					if err != nil {
-						t.Errorf("rank %d of %d, call %d: %v", r, ranks, seed, err)
-					}
+				results, calls = append(results, dst), append(calls, p)
+			}
+			for _, i := range []int{2, 0, 1, 2} {
+				calls[i].Wait()
+			}
+			if err := dev.Stream.Sync(context.Background()); err != nil {
+				return err
+			}
+			for seed, got := range results {
+				err := near.Within(tensor.Data[float32](got), wireSum(seed, ranks, r, n), near.NonFinite, 0)
+				if err != nil {
+					t.Errorf("rank %d of %d, call %d: %v", r, ranks, seed, err)
 				}
-				return world.Barrier(context.Background())
-			})
-		}
-		if err := g.Wait(); err != nil {
+			}
+			return world.Barrier(context.Background())
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
