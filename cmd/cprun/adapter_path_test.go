@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,10 +11,8 @@ import (
 // The path of docs/conversations.md: a Hugging Face directory and conversations in parquet become an adapter that
 // answers, and a merged model.
 func TestConversationsTuneAnAdapter(t *testing.T) {
-	chats, err := filepath.Abs("../../internal/text/data/testdata/chat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Parallel()
+	chats := absolute(t, "internal/text/data/testdata/chat")
 	dir := t.TempDir()
 	base, adapter, merged := filepath.Join(dir, "base"), filepath.Join(dir, "adapter"), filepath.Join(dir, "merged")
 	must(t, "--nproc", "1", "--run-dir", filepath.Join(dir, "first"), write(t, dir, "first.yaml", `
@@ -25,11 +22,7 @@ train: {steps: 1}
 `))
 	must(t, "export", filepath.Join(dir, "first"), "--to", base)
 	for _, name := range []string{"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} {
-		content, err := os.ReadFile(filepath.Join(chats, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		write(t, base, name, string(content))
+		write(t, base, name, content(t, chats, name))
 	}
 	config, run := write(t, dir, "tune.yaml", `
 model: {from: base}
@@ -40,10 +33,8 @@ optimizer: {lr: 1.0e-2}
 `), filepath.Join(dir, "run")
 	must(t, "--verify", "--nproc", "2", "--run-dir", run, config)
 	steps := metricsOf(t, run)
-	var first, last float64
-	if len(steps) != 12 || json.Unmarshal(steps[0]["loss"], &first) != nil ||
-		json.Unmarshal(steps[11]["loss"], &last) != nil || !(last < first) {
-		t.Errorf("%d steps, losses %g to %g", len(steps), first, last)
+	if n := len(steps); n != 12 || !(number(t, steps[n-1]["loss"]) < number(t, steps[0]["loss"])) {
+		t.Errorf("%d steps, losses %s to %s", n, steps[0]["loss"], steps[n-1]["loss"])
 	}
 	must(t, "export", run, "--to", adapter)
 	must(t, "export", run, "--to", merged, "--merge")

@@ -37,9 +37,7 @@ func plan(t *testing.T, args ...string) planned {
 	t.Helper()
 	out, _ := must(t, append([]string{"plan", "--json"}, args...)...)
 	var p planned
-	if err := json.Unmarshal([]byte(withoutUnderscores(t, out)), &p); err != nil {
-		t.Fatal(err)
-	}
+	decode(t, withoutUnderscores(t, out), &p)
 	return p
 }
 
@@ -48,9 +46,7 @@ func plan(t *testing.T, args ...string) planned {
 func withoutUnderscores(t *testing.T, text string) string {
 	t.Helper()
 	var v map[string]any
-	if err := json.Unmarshal([]byte(text), &v); err != nil {
-		t.Fatal(err)
-	}
+	decode(t, text, &v)
 	var walk func(v any) any
 	walk = func(v any) any {
 		switch v := v.(type) {
@@ -92,6 +88,7 @@ const cases = "../../examples/cases/"
 
 // Case 1: [48, 16534, 18, 128] bf16 under context parallelism, cuDNN 8.9.7 and 9.0.0.
 func TestCaseLengthsAndCUDNN(t *testing.T) {
+	t.Parallel()
 	args := func(cudnn, backend string) []string {
 		return []string{cases + "seqlen-cudnn.yaml", "--nproc", "2", "--assume", "arch=sm80,cudnn=" + cudnn, "--set",
 			"attention.backend=" + backend}
@@ -105,10 +102,7 @@ func TestCaseLengthsAndCUDNN(t *testing.T) {
 		!slices.Contains(hops, "half queries") {
 		t.Errorf("fused-seq-multiple-64 speaks of hops %q, want the diagonal, half keys and half queries", hops)
 	}
-	code, _, stderr := cprun(t, append([]string{"plan"}, args("8.9.7", "fused")...)...)
-	if code != 2 || !strings.Contains(stderr, "fused-seq-multiple-64") || !strings.Contains(stderr, "9.0.0") {
-		t.Errorf("fused with cuDNN 8.9.7: exit status %d, want 2\n%s", code, stderr)
-	}
+	invalid(t, append([]string{"plan"}, args("8.9.7", "fused")...), "fused-seq-multiple-64", "9.0.0")
 	p = plan(t, args("9.0.0", "fused")...)
 	if p.Attention.Backend != "fused" || len(p.Attention.Remedies) != 0 {
 		t.Errorf("with cuDNN 9.0.0 %s runs with %v, want fused as it is", p.Attention.Backend, p.Attention.Remedies)
@@ -120,6 +114,7 @@ func TestCaseLengthsAndCUDNN(t *testing.T) {
 
 // Case 2: head dim 192 in training on H100.
 func TestCaseHeadDims(t *testing.T) {
+	t.Parallel()
 	config := cases + "head-dims.yaml"
 	p := plan(t, config, "--assume", "arch=sm90,cudnn=9.1.0,gpus=8")
 	if _, ok := p.rejects("fused", "fused-head-dim-sm90-training-9.5.0"); p.Attention.Backend != "flash" || !ok {
@@ -134,16 +129,13 @@ func TestCaseHeadDims(t *testing.T) {
 	if code != 2 || stdout != "" {
 		t.Errorf("fused with cuDNN 9.1.0: exit status %d, want 2\n%s", code, stdout)
 	}
-	for _, w := range []string{"--set attention.backend=fused: attention.backend: fused", "sm90, cuDNN 9.1.0",
-		"fused-head-dim-sm90-training-9.5.0", "backward", "Fix: ", "9.5.0"} {
-		if !strings.Contains(stderr, w) {
-			t.Errorf("stderr does not say %q:\n%s", w, stderr)
-		}
-	}
+	contains(t, "fused with cuDNN 9.1.0", stderr, "--set attention.backend=fused: attention.backend: fused",
+		"sm90, cuDNN 9.1.0", "fused-head-dim-sm90-training-9.5.0", "backward", "Fix: ", "9.5.0")
 }
 
 // Case 3: the model's q, k and v are dense with any number of heads.
 func TestCaseMultiQuery(t *testing.T) {
+	t.Parallel()
 	p := plan(t, cases+"multi-query.yaml", "--nproc", "2", "--assume", "arch=sm90,cudnn=9.2.1", "--set",
 		"attention.backend=fused")
 	if p.Attention.Layout != "bshd_bshd_bshd" || p.Attention.Backend != "fused" ||
@@ -154,6 +146,7 @@ func TestCaseMultiQuery(t *testing.T) {
 
 // Layers with different windows share one backend.
 func TestCaseWindows(t *testing.T) {
+	t.Parallel()
 	p := plan(t, cases+"windows.yaml", "--assume", "arch=sm90,cudnn=9.1.0,gpus=8")
 	hops, ok := p.rejects("fused", "fused-window-9.2.0")
 	if p.Attention.Backend != "flash" || !ok || !strings.Contains(strings.Join(hops, "\n"), "window of 4096 keys") {
@@ -162,6 +155,7 @@ func TestCaseWindows(t *testing.T) {
 }
 
 func TestAssumedMachine(t *testing.T) {
+	t.Parallel()
 	p := plan(t, "../../examples/opticks.yaml", "--assume", "arch=sm90,cudnn=9.18.1,gpus=8", "--assume",
 		"memory=80G,link=450G")
 	if p.Partition.Ranks != 8 || p.Partition.Context != 8 {
@@ -199,87 +193,61 @@ func TestAssumedMachine(t *testing.T) {
 	}
 	out, _ := must(t, "plan", "../../examples/opticks.yaml", "--assume", "arch=sm90,gpus=8,memory=16M", "--set",
 		"data.seq_len=64K")
-	for _, w := range []string{"does NOT fit the 16 MiB", "cost table of NVIDIA H100 80GB HBM3",
-		"backend     flash on sm90, no cuDNN"} {
-		if !strings.Contains(out, w) {
-			t.Errorf("the plan does not say %q:\n%s", w, out)
-		}
-	}
+	contains(t, "the plan", out, "does NOT fit the 16 MiB", "cost table of NVIDIA H100 80GB HBM3",
+		"backend     flash on sm90, no cuDNN")
 }
 
 func TestAssumeFaultsEndWithStatus2(t *testing.T) {
+	t.Parallel()
 	config := small(t, 2)
-	for _, c := range []struct {
-		args []string
-		want []string
-	}{
-		{[]string{"--assume", "arhc=sm90"}, []string{"did you mean arch?"}},
-		{[]string{"--assume", "arch=sm90", "--assume", "arch=sm80"}, []string{"given before"}},
-		{[]string{"--assume", "cudnn=9.1.0"}, []string{"arch=sm90"}},
-		{[]string{"--assume", "arch=sm90,gpus=2", "--nproc", "4"}, []string{"gpus=2"}},
-		{[]string{"--assume", "arch=sm90", "--device", "cpu"}, []string{"--device cpu", "arch=sm90"}},
-		{[]string{"--device", "cuda"}, []string{"--device cuda", "--assume"}},
-		{[]string{"--set", "attention.backend=fused"}, []string{"attention.backend", "fused", "CUDA"}},
-		{[]string{"--assume", "arch=sm70,flash=none", "--set", "attention.backend=fused"},
-			[]string{"fused-arch-sm80", "fused-not-installed", "Fix: "}},
+	for args, want := range map[string][]string{
+		"--assume arhc=sm90":                                          {"did you mean arch?"},
+		"--assume arch=sm90 --assume arch=sm80":                       {"given before"},
+		"--assume cudnn=9.1.0":                                        {"arch=sm90"},
+		"--assume arch=sm90,gpus=2 --nproc 4":                         {"gpus=2"},
+		"--assume arch=sm90 --device cpu":                             {"--device cpu", "arch=sm90"},
+		"--device cuda":                                               {"--device cuda", "--assume"},
+		"--set attention.backend=fused":                               {"attention.backend", "fused", "CUDA"},
+		"--assume arch=sm70,flash=none --set attention.backend=fused": {"fused-arch-sm80", "fused-not-installed", "Fix: "},
 	} {
-		code, stdout, stderr := cprun(t, append([]string{"plan", config}, c.args...)...)
-		if code != 2 || stdout != "" {
-			t.Errorf("%q: exit status %d, want 2\n%s%s", c.args, code, stdout, stderr)
-		}
-		for _, w := range c.want {
-			if !strings.Contains(stderr, w) {
-				t.Errorf("%q: stderr does not say %q:\n%s", c.args, w, stderr)
-			}
-		}
+		invalid(t, append([]string{"plan", config}, strings.Fields(args)...), want...)
 	}
 	must(t, "plan", config, "--device", "cuda", "--assume", "arch=sm90")
 }
 
-// with runs cprun with only these variables of TransformerEngine.
-func with(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
-	t.Helper()
-	c := process(t, args...)
-	c.Env = append(slices.DeleteFunc(c.Env, func(v string) bool { return strings.HasPrefix(v, "NVTE_") }), env...)
-	var out, errs strings.Builder
-	c.Stdout, c.Stderr = &out, &errs
-	if err := c.Run(); err != nil && c.ProcessState == nil {
-		t.Fatal(err)
-	}
-	return c.ProcessState.ExitCode(), out.String(), errs.String()
-}
-
 func TestEnvironmentOfTransformerEngine(t *testing.T) {
+	t.Parallel()
 	gpu := []string{"plan", cases + "multi-query.yaml", "--nproc", "2", "--assume", "arch=sm90,cudnn=9.18.1", "--json"}
-	code, stdout, stderr := with(t, []string{"NVTE_FUSED_ATTN=0"}, gpu...)
-	if code != 0 || !strings.Contains(stdout, `"backend": "flash"`) ||
-		!strings.Contains(stderr, "environment: NVTE_FUSED_ATTN=0") {
-		t.Errorf("exit status %d:\n%s%s", code, stdout, stderr)
-	}
-	// With both disabled, auto has no candidate, and the message suggests reference.
-	code, _, stderr = with(t, []string{"NVTE_FLASH_ATTN=0", "NVTE_FUSED_ATTN=0"}, gpu...)
-	for _, w := range []string{"flash-disabled", "fused-disabled", "Fix: Set attention.backend to reference."} {
-		if code != 2 || !strings.Contains(stderr, w) {
-			t.Errorf("without flash and fused, exit status %d, %q is not said:\n%s", code, w, stderr)
+	fused := append(gpu[:len(gpu):len(gpu)], "--set", "attention.backend=fused")
+	for env, c := range map[string]struct {
+		code   int
+		args   []string
+		stdout string
+		stderr []string
+	}{
+		"NVTE_FUSED_ATTN=0": {0, gpu, `"backend": "flash"`, []string{"environment: NVTE_FUSED_ATTN=0"}},
+		// With both disabled, auto has no candidate, and the message suggests reference.
+		"NVTE_FLASH_ATTN=0 NVTE_FUSED_ATTN=0": {2, gpu, "",
+			[]string{"flash-disabled", "fused-disabled", "Fix: Set attention.backend to reference."}},
+		"NVTE_FLASH_ATTN=off NVTE_DEBUG_LEVEL=most": {2, gpu, "",
+			[]string{`NVTE_FLASH_ATTN="off"`, `NVTE_DEBUG_LEVEL="most"`}},
+		"NVTE_FUSED_ATTN=0 ": {2, fused, "", []string{"fused-disabled", "environment: NVTE_FUSED_ATTN=0"}},
+	} {
+		code, stdout, stderr := with(t, strings.Fields(env), c.args...)
+		if code != c.code {
+			t.Errorf("%s, %q: exit status %d, want %d", env, c.args, code, c.code)
 		}
+		contains(t, env, stdout, c.stdout)
+		contains(t, env, stderr, c.stderr...)
 	}
-	code, _, stderr = with(t, []string{"NVTE_FLASH_ATTN=off", "NVTE_DEBUG_LEVEL=most"}, gpu...)
-	if code != 2 || !strings.Contains(stderr, `NVTE_FLASH_ATTN="off"`) ||
-		!strings.Contains(stderr, `NVTE_DEBUG_LEVEL="most"`) {
-		t.Errorf("values that mean nothing: exit status %d:\n%s", code, stderr)
-	}
-	code, _, stderr = with(t, []string{"NVTE_FUSED_ATTN=0"}, append(gpu, "--set", "attention.backend=fused")...)
-	if code != 2 || !strings.Contains(stderr, "fused-disabled") || !strings.Contains(stderr,
-		"environment: NVTE_FUSED_ATTN=0") {
-		t.Errorf("fused asked for and switched off: exit status %d:\n%s", code, stderr)
-	}
-	_, stdout, _ = with(t, []string{"NVTE_DEBUG=1"}, "doctor")
+	_, stdout, _ := with(t, []string{"NVTE_DEBUG=1"}, "doctor")
 	if strings.Contains(stdout, "NVTE_FUSED_ATTN") || !strings.Contains(stdout, `NVTE_DEBUG           "1"`) {
 		t.Errorf("doctor does not list what is set:\n%s", stdout)
 	}
 }
 
 func TestDebugSaysWhatWasChosen(t *testing.T) {
+	t.Parallel()
 	config := small(t, 1)
 	run := func(env []string, args ...string) string {
 		dir := filepath.Join(t.TempDir(), "run")
@@ -292,45 +260,31 @@ func TestDebugSaysWhatWasChosen(t *testing.T) {
 	if quiet := run(nil); strings.Contains(quiet, "attention:") {
 		t.Errorf("debug 0 speaks:\n%s", quiet)
 	}
-	one := run(nil, "--set", "attention.debug=1")
-	if !strings.Contains(one, "attention: flash") {
-		t.Errorf("debug 1 does not say what was chosen:\n%s", one)
-	}
+	contains(t, "debug 1", run(nil, "--set", "attention.debug=1"), "attention: flash")
 	for _, two := range []string{run(nil, "--set", "attention.debug=2"),
 		run([]string{"NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=2"})} {
-		for _, w := range []string{"flash", "fused-gpu-only", "bshd_bshd_bshd",
-			"shape [1 100 4 8], strides [3200 32 8 1]", "ring", "zigzag"} {
-			if !strings.Contains(two, w) {
-				t.Errorf("debug 2 does not say %q:\n%s", w, two)
-			}
-		}
+		contains(t, "debug 2", two, "flash", "fused-gpu-only", "bshd_bshd_bshd",
+			"shape [1 100 4 8], strides [3200 32 8 1]", "ring", "zigzag")
 	}
-	if reference := run([]string{"NVTE_FLASH_ATTN=0", "NVTE_DEBUG=1",
-		"NVTE_DEBUG_LEVEL=1"}); !strings.Contains(reference, "attention: reference") {
-		t.Errorf("without flash:\n%s", reference)
-	}
+	contains(t, "without flash", run([]string{"NVTE_FLASH_ATTN=0", "NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=1"}),
+		"attention: reference")
 }
 
 func TestAttentionHonoursTheEnvironment(t *testing.T) {
-	args := []string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
-		filepath.Join(t.TempDir(), "x"), "--nproc", "2", "--json"}
+	t.Parallel()
+	args := []string{"attention", "--in", fixtures + "docs.safetensors", "--out", filepath.Join(t.TempDir(), "x"),
+		"--nproc", "2", "--json"}
 	code, stdout, stderr := with(t, []string{"NVTE_FLASH_ATTN=0"}, args...)
 	if code != 0 || !strings.Contains(stdout, `"backend": "reference"`) ||
 		!strings.Contains(stderr, "environment: NVTE_FLASH_ATTN=0") {
 		t.Errorf("exit status %d:\n%s%s", code, stdout, stderr)
 	}
-	code, _, stderr = with(t, nil, append(args, "--backend", "fused")...)
-	if code != 2 || !strings.Contains(stderr, "fused-gpu-only") {
-		t.Errorf("fused on a CPU: exit status %d:\n%s", code, stderr)
-	}
+	invalid(t, append(args, "--backend", "fused"), "fused-gpu-only")
 }
 
 func TestDoctorTriesTheRules(t *testing.T) {
+	t.Parallel()
 	_, out, _ := cprun(t, "doctor", "--verbose")
-	for _, w := range []string{"attention backends on a CPU", "flash", "not fused, fused-gpu-only", "fix:",
-		"NVTE_DEBUG_LEVEL"} {
-		if !strings.Contains(out, w) {
-			t.Errorf("doctor does not say %q:\n%s", w, out)
-		}
-	}
+	contains(t, "doctor", out, "attention backends on a CPU", "flash", "not fused, fused-gpu-only", "fix:",
+		"NVTE_DEBUG_LEVEL")
 }

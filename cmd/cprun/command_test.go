@@ -16,126 +16,97 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
+const fixtures = "../../attention/attentiontest/testdata/"
+
 func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
-	dir := t.TempDir()
-	bad := filepath.Join(dir, "bad.yaml")
-	if err := os.WriteFile(bad, []byte("model: {hidden_sise: 3}\ntrain: {steps: none}\n"), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	good := small(t, 2)
-	for _, c := range []struct {
-		args []string
-		want []string
-	}{
-		{nil, []string{"train.yaml"}},
-		{[]string{"--no-such-flag", good}, []string{"no-such-flag", "cprun -h"}},
-		{[]string{"--nporc", "2", good}, []string{"--nporc", "did you mean --nproc?"}},
-		{[]string{"-nproc", "2", good}, []string{"did you mean --nproc?"}},
-		{[]string{"plan", "--asume", "arch=sm90", good}, []string{"did you mean --assume?"}},
-		{[]string{"help", "nosuch"}, []string{`"nosuch"`, "bench"}},
-		{[]string{good, good}, []string{filepath.Base(good)}},
-		{[]string{"bensch"}, []string{"bensch", "mean bench?"}},
-		{[]string{"pln", good}, []string{"mean plan?"}},
-		{[]string{"xyzzy"}, []string{"xyzzy", "plan", "attention"}},
-		{[]string{"train", good}, []string{`"train"`, "cprun [flags] train.yaml"}},
-		{[]string{"trian", good}, []string{"cprun [flags] train.yaml"}},
-		{[]string{"run", good}, []string{"cprun [flags] train.yaml"}},
-		{[]string{"--np", "2", good}, []string{"did you mean --nproc?"}},
-		{[]string{"-np", "2", good}, []string{"did you mean --nproc?"}},
-		{[]string{"bensch", "comm"}, []string{`"bensch" is neither`}},
-		{[]string{filepath.Join(dir, "none.yaml")}, []string{"none.yaml"}},
-		{[]string{bad}, []string{"bad.yaml:1", "hidden_size", "bad.yaml:2", "train.steps"}},
-		{[]string{"--nproc", "0", good}, []string{"--nproc"}},
-		{[]string{"--nproc", "many", good}, []string{"--nproc"}},
-		{[]string{"--nproc", "100000", good}, []string{"--nproc"}},
-		{[]string{"--device", "tpu", good}, []string{"auto, cpu or cuda"}},
-		{[]string{"--device", "cuda", good}, []string{"CUDA"}},
-		{[]string{"--nnodes", "2", good}, []string{"--nnodes"}},
-		{[]string{"--nnodes", "2:4", good}, []string{"--nnodes"}},
-		{[]string{"--nnodes", "1:4", good}, []string{"--nnodes 1:4", "--rendezvous"}},
-		{[]string{"--nnodes", "4:1", good}, []string{"--nnodes", "MIN:MAX"}},
-		{[]string{"--nnodes", "0", good}, []string{"--nnodes", "MIN:MAX"}},
-		{[]string{"--nnodes", "1", "--node-rank", "1", good}, []string{"--node-rank 1"}},
-		{[]string{"--rendezvous", "here", good}, []string{"--rendezvous", "host:port"}},
-		{[]string{"--set", "train.stepz=3", good}, []string{"train.steps"}},
-		{[]string{"--set", "nonsense", good}, []string{"--set"}},
-		{[]string{"--resume", filepath.Join(dir, "nothing"), good}, []string{"--resume"}},
-		{[]string{"--set", "data.seq_len=1M", good}, []string{filepath.Base(good) + ":", "data.path", "token"}},
-		{[]string{"bench", "train"}, []string{"cprun bench train train.yaml"}},
-		{[]string{"bench", "train", good, "--trace", "/nonexistent/x.json"}, []string{"--trace: /nonexistent"}},
-		{[]string{"bench", "attention", "--seq", "1T", "--quick"}, []string{"--seq 1099511627776", "GiB"}},
-		{[]string{"bench", "attention", "--seq", "64", "--documents", good}, []string{"--seq has no effect"}},
-		{[]string{"scale", "--sbatch=-p=gpu", "../../examples/scale/opticks.yaml"}, []string{"--sbatch needs --slurm"}},
-		{[]string{"report", good, "--out", "/nonexistent/x.html"}, []string{"--out: /nonexistent"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", dir},
-			[]string{"--out", "is a directory"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
-			"../../attention/attentiontest/testdata/../testdata/docs.safetensors"}, []string{"--out", "also --in"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
-			"/proc/self/x"}, []string{"--out", "/proc/self"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", "/dev/null"},
-			[]string{"--out"}},
-		{[]string{"attention", "--in", integers(t), "--out", filepath.Join(dir, "x")}, []string{"--in", "I32"}},
-		{[]string{"export", dir, "--to", dir}, []string{"--to", dir}},
-		{[]string{"export", dir, "--to", bad}, []string{"--to"}},
-		{[]string{"--nproc", "2", "--set", "parallel.context=3", good}, []string{"parallel.context"}},
-		{[]string{"plan"}, []string{"config"}},
-		{[]string{"attention", "--out", "x"}, []string{"--in"}},
-		{[]string{"attention", "--in", bad, "--out", filepath.Join(dir, "x")}, []string{"--in"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
-			filepath.Join(dir, "x"), "--layout", "spiral"}, []string{"spiral", "zigzag"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
-			filepath.Join(dir, "no", "x")}, []string{"--out"}},
-		{[]string{"export", dir, "--to", filepath.Join(dir, "hf")}, []string{"checkpoint"}},
-		{[]string{"export", dir}, []string{"--to"}},
+	t.Parallel()
+	dir, good := t.TempDir(), small(t, 2)
+	bad := write(t, dir, "bad.yaml", "model: {hidden_sise: 3}\ntrain: {steps: none}\n")
+	// G is a config, BAD one with faults, D a directory, IN an input of cprun attention.
+	replace := strings.NewReplacer("G", good, "BAD", bad, "D/", dir+"/", "IN", fixtures+"docs.safetensors", "I32", integers(t))
+	for args, want := range map[string][]string{
+		"":                           {"train.yaml"},
+		"--no-such-flag G":           {"no-such-flag", "cprun -h"},
+		"--nporc 2 G":                {"--nporc", "did you mean --nproc?"},
+		"-nproc 2 G":                 {"did you mean --nproc?"},
+		"plan --asume arch=sm90 G":   {"did you mean --assume?"},
+		"help nosuch":                {`"nosuch"`, "bench"},
+		"G G":                        {filepath.Base(good)},
+		"bensch":                     {"bensch", "mean bench?"},
+		"pln G":                      {"mean plan?"},
+		"xyzzy":                      {"xyzzy", "plan", "attention"},
+		"train G":                    {`"train"`, "cprun [flags] train.yaml"},
+		"trian G":                    {"cprun [flags] train.yaml"},
+		"run G":                      {"cprun [flags] train.yaml"},
+		"--np 2 G":                   {"did you mean --nproc?"},
+		"-np 2 G":                    {"did you mean --nproc?"},
+		"bensch comm":                {`"bensch" is neither`},
+		"D/none.yaml":                {"none.yaml"},
+		"BAD":                        {"bad.yaml:1", "hidden_size", "bad.yaml:2", "train.steps"},
+		"--nproc 0 G":                {"--nproc"},
+		"--nproc many G":             {"--nproc"},
+		"--nproc 100000 G":           {"--nproc"},
+		"--device tpu G":             {"auto, cpu or cuda"},
+		"--device cuda G":            {"CUDA"},
+		"--nnodes 2 G":               {"--nnodes"},
+		"--nnodes 2:4 G":             {"--nnodes"},
+		"--nnodes 1:4 G":             {"--nnodes 1:4", "--rendezvous"},
+		"--nnodes 4:1 G":             {"--nnodes", "MIN:MAX"},
+		"--nnodes 0 G":               {"--nnodes", "MIN:MAX"},
+		"--nnodes 1 --node-rank 1 G": {"--node-rank 1"},
+		"--rendezvous here G":        {"--rendezvous", "host:port"},
+		"--set train.stepz=3 G":      {"train.steps"},
+		"--set nonsense G":           {"--set"},
+		"--resume D/nothing G":       {"--resume"},
+		"--set data.seq_len=1M G":    {filepath.Base(good) + ":", "data.path", "token"},
+		"bench train":                {"cprun bench train train.yaml"},
+		"bench train G --trace /nonexistent/x.json":                            {"--trace: /nonexistent"},
+		"bench attention --seq 1T --quick":                                     {"--seq 1099511627776", "GiB"},
+		"bench attention --seq 64 --documents G":                               {"--seq has no effect"},
+		"scale --sbatch=-p=gpu ../../examples/scale/opticks.yaml":              {"--sbatch needs --slurm"},
+		"report G --out /nonexistent/x.html":                                   {"--out: /nonexistent"},
+		"attention --in IN --out D/":                                           {"--out", "is a directory"},
+		"attention --in IN --out " + fixtures + "../testdata/docs.safetensors": {"--out", "also --in"},
+		"attention --in IN --out /proc/self/x":                                 {"--out", "/proc/self"},
+		"attention --in IN --out /dev/null":                                    {"--out"},
+		"attention --in I32 --out D/x":                                         {"--in", "I32"},
+		"export D/ --to D/":                                                    {"--to", dir},
+		"export D/ --to BAD":                                                   {"--to"},
+		"--nproc 2 --set parallel.context=3 G":                                 {"parallel.context"},
+		"plan":                                                                 {"config"},
+		"attention --out x":                                                    {"--in"},
+		"attention --in BAD --out D/x":                                         {"--in"},
+		"attention --in IN --out D/x --layout spiral":                          {"spiral", "zigzag"},
+		"attention --in IN --out D/no/x":                                       {"--out"},
+		"export D/ --to D/hf":                                                  {"checkpoint"},
+		"export D/":                                                            {"--to"},
 	} {
-		code, stdout, stderr := cprun(t, c.args...)
-		if code != 2 {
-			t.Errorf("cprun %v: exit status %d, want 2\n%s%s", c.args, code, stdout, stderr)
-		}
-		for _, w := range c.want {
-			if !strings.Contains(stderr, w) {
-				t.Errorf("cprun %v: stderr does not say %q:\n%s", c.args, w, stderr)
-			}
-		}
+		invalid(t, strings.Fields(replace.Replace(args)), want...)
 	}
 }
 
 // A run directory of another model is refused before its config is overwritten.
 func TestAnotherModelInTheRunDirectoryIsRefused(t *testing.T) {
-	config, dir := small(t, 1), filepath.Join(t.TempDir(), "run")
-	must(t, "--run-dir", dir, config)
-	before, err := os.ReadFile(filepath.Join(dir, "config.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range [][]string{{"--run-dir", dir}, {"--run-dir", filepath.Join(t.TempDir(), "new"), "--resume",
-		dir}} {
-		code, _, stderr := cprun(t, append(args, "--set", "model.intermediate_size=40", config)...)
-		if code != 2 || !strings.Contains(stderr, "of another model") ||
-			!strings.Contains(stderr, "intermediate_size is 64 in the checkpoint and 40 here") {
-			t.Errorf("cprun %v with another model: exit status %d, stderr:\n%s", args, code, stderr)
-		}
-	}
-	if after, err := os.ReadFile(filepath.Join(dir, "config.yaml")); err != nil || string(after) != string(before) {
-		t.Errorf("config.yaml was replaced (%v)", err)
+	t.Parallel()
+	config := small(t, 1)
+	dir, _ := trains(t, config)
+	for _, args := range [][]string{{"--run-dir", dir}, {"--run-dir", filepath.Join(t.TempDir(), "new"), "--resume", dir}} {
+		refused(t, dir, []string{"of another model", "intermediate_size is 64 in the checkpoint and 40 here"},
+			append(args, "--set", "model.intermediate_size=40", config)...)
 	}
 }
 
 // A config that does not fit the memory is refused before anything is created or started. The plan reports it.
 func TestARunThatCannotFitIsRefused(t *testing.T) {
-	config, dir := small(t, 1), filepath.Join(t.TempDir(), "run")
-	huge := []string{"--nproc", "2", "--set", "model.vocab_size=1G", "--set", "model.hidden_size=16K", config}
-	code, _, stderr := cprun(t, append([]string{"--run-dir", dir}, huge...)...)
-	if code != 2 || !strings.Contains(stderr, "does NOT fit") || !strings.Contains(stderr, "a rank, with 2 in all") {
-		t.Errorf("exit status %d, stderr:\n%s", code, stderr)
-	}
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "run")
+	huge := []string{"--nproc", "2", "--set", "model.vocab_size=1G", "--set", "model.hidden_size=16K", small(t, 1)}
+	invalid(t, append([]string{"--run-dir", dir}, huge...), "does NOT fit", "a rank, with 2 in all")
 	if _, err := os.Stat(dir); !os.IsNotExist(err) {
 		t.Errorf("%s was made (%v)", dir, err)
 	}
-	if stdout, _ := must(t, append([]string{"plan"}, huge...)...); !strings.Contains(stdout, "does NOT fit") {
-		t.Errorf("the plan does not say that it does not fit:\n%s", stdout)
-	}
+	stdout, _ := must(t, append([]string{"plan"}, huge...)...)
+	contains(t, "the plan", stdout, "does NOT fit")
 }
 
 // integers writes an attention input with an integer q.
@@ -145,24 +116,20 @@ func integers(t *testing.T) string {
 		`"k":{"dtype":"F32","shape":[1,1,1,1],"data_offsets":[4,8]},` +
 		`"v":{"dtype":"F32","shape":[1,1,1,1],"data_offsets":[8,12]}}`
 	file := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
-	path := filepath.Join(t.TempDir(), "integers.safetensors")
-	if err := os.WriteFile(path, append(append(file, header...), make([]byte, 12)...), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return write(t, t.TempDir(), "integers.safetensors", string(append(append(file, header...), make([]byte, 12)...)))
 }
 
 func TestHelpHasAnExampleEverywhere(t *testing.T) {
+	t.Parallel()
 	for _, args := range [][]string{{"-h"}, {"plan", "-h"}, {"attention", "-h"}, {"scale", "-h"}, {"export", "-h"},
 		{"generate", "-h"}, {"doctor", "-h"}, {"version", "-h"}, {"completion", "-h"}, {"completion", "zsh", "-h"}} {
 		stdout, _ := must(t, args...)
-		if !strings.Contains(stdout, "Examples:") {
-			t.Errorf("cprun %v has no example:\n%s", args, stdout)
-		}
+		contains(t, fmt.Sprint(args), stdout, "Examples:")
 	}
 }
 
 func TestHelpOfACommandIsThatOfItsFlag(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"plan", "bench"} {
 		help, _ := must(t, "help", name)
 		if flag, _ := must(t, name, "-h"); help != flag || !strings.Contains(help, "--help") {
@@ -173,12 +140,13 @@ func TestHelpOfACommandIsThatOfItsFlag(t *testing.T) {
 
 // A run on one node accepts the flags for several nodes, as scripts of other launchers pass them.
 func TestOneNodeOfSeveral(t *testing.T) {
-	must(t, "--nnodes", "1", "--node-rank", "0", "--rendezvous", "localhost:29400", "--run-dir",
-		filepath.Join(t.TempDir(), "run"), small(t, 1))
+	t.Parallel()
+	trains(t, "--nnodes", "1", "--node-rank", "0", "--rendezvous", "localhost:29400", small(t, 1))
 }
 
 // A command whose output cannot be written fails. If its reader has gone, it says nothing.
 func TestStandardOutputThatFails(t *testing.T) {
+	t.Parallel()
 	closed, err := os.Open(os.DevNull) // for reading
 	if err != nil {
 		t.Fatal(err)
@@ -192,38 +160,38 @@ func TestStandardOutputThatFails(t *testing.T) {
 	defer gone.Close()
 	const model = "../../internal/model/testdata/parity/tiny-llama"
 	eval := []string{"eval", model, "--data", model + "/tokens.bin", "--seq-len", "8", "--samples", "1", "--quiet"}
-	for _, args := range [][]string{{"version"}, {"plan", "-h"}, {"completion", "bash"}, eval,
-		{"tokenize", "--tokenizer", "bytes", "--to", filepath.Join(t.TempDir(), "x"), "main.go"}} {
+	run := func(stdout *os.File, args []string) (s *os.ProcessState, stderr string) {
 		var errs strings.Builder
 		c := process(t, args...)
-		c.Stdout, c.Stderr = closed, &errs
-		c.Run()
-		if code := c.ProcessState.ExitCode(); code != 1 || strings.Count(errs.String(), "cprun: ") != 1 {
-			t.Errorf("%v, output cannot be written: exit status %d, %q", args, code, errs.String())
+		c.Stdout, c.Stderr = stdout, &errs
+		c.Run() // the state has the status
+		return c.ProcessState, errs.String()
+	}
+	for _, args := range [][]string{{"version"}, {"plan", "-h"}, {"completion", "bash"}, eval,
+		{"tokenize", "--tokenizer", "bytes", "--to", filepath.Join(t.TempDir(), "x"), "main.go"}} {
+		if s, errs := run(closed, args); s.ExitCode() != 1 || strings.Count(errs, "cprun: ") != 1 {
+			t.Errorf("%v, output cannot be written: %v, %q", args, s, errs)
 		}
 	}
 	for _, args := range [][]string{{"version"}, eval} {
-		var errs strings.Builder
-		c := process(t, args...)
-		c.Stdout, c.Stderr = gone, &errs
-		c.Run()
-		status := c.ProcessState.Sys().(syscall.WaitStatus)
-		if status.Signal() != syscall.SIGPIPE && status.ExitStatus() != exitPipe || errs.Len() > 0 {
-			t.Errorf("%v, without a reader: %v, %q", args, c.ProcessState, errs.String())
+		s, errs := run(gone, args)
+		status := s.Sys().(syscall.WaitStatus)
+		if status.Signal() != syscall.SIGPIPE && status.ExitStatus() != exitPipe || errs != "" {
+			t.Errorf("%v, without a reader: %v, %q", args, s, errs)
 		}
 	}
 }
 
 func TestVersionAndDoctor(t *testing.T) {
+	t.Parallel()
 	for _, arg := range []string{"version", "--version"} {
 		if out, _ := must(t, arg); !strings.HasPrefix(out, "cprun ") {
 			t.Errorf("%s: %q", arg, out)
 		}
 	}
-	t.Setenv("TMPDIR", "/nowhere/at all")
-	t.Setenv("XDG_CACHE_HOME", strings.Repeat("long/", 100))
-	_, short, _ := cprun(t, "doctor")
-	_, long, _ := cprun(t, "doctor", "--verbose")
+	env := []string{"TMPDIR=/nowhere/at all", "XDG_CACHE_HOME=" + strings.Repeat("long/", 100)}
+	_, short, _ := with(t, env, "doctor")
+	_, long, _ := with(t, env, "doctor", "--verbose")
 	for _, w := range []string{"cores", "memory", "exchanges", "TMPDIR", "XDG_CACHE_HOME"} {
 		if !strings.Contains(short, w) || !strings.Contains(long, w) {
 			t.Errorf("doctor does not speak of %s:\n%s", w, short)
@@ -250,21 +218,13 @@ func TestVersionAndDoctor(t *testing.T) {
 }
 
 func TestPlanIsWhatTheRunStores(t *testing.T) {
+	t.Parallel()
 	config := small(t, 2)
-	dir := filepath.Join(t.TempDir(), "run")
-	must(t, "--nproc", "2", "--run-dir", dir, config)
-	text, err := os.ReadFile(filepath.Join(dir, "plan.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir, _ := trains(t, "--nproc", "2", config)
 	out, _ := must(t, "plan", "--nproc", "2", "--json", config)
 	var stored, printed map[string]any
-	if err := json.Unmarshal(text, &stored); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal([]byte(out), &printed); err != nil {
-		t.Fatal(err)
-	}
+	decode(t, content(t, dir, "plan.json"), &stored)
+	decode(t, out, &printed)
 	for _, key := range []string{"config", "partition", "hops", "attention", "memory", "communication", "estimate"} {
 		a, b := stored[key], printed[key]
 		if a == nil || b == nil {
@@ -289,81 +249,63 @@ func TestPlanIsWhatTheRunStores(t *testing.T) {
 		}
 	}
 	picture, _ := must(t, "plan", "--nproc", "2", "--verbose", config)
-	if !strings.Contains(picture, "rank 0") || !strings.Contains(picture, "####") {
-		t.Errorf("no picture of the partition:\n%s", picture)
-	}
+	contains(t, "the picture of the partition", picture, "rank 0", "####")
 }
 
 // A plan prints the warnings of a run, and fails like the run on faults of the files. For another machine it prints the
 // plan anyway.
 func TestPlanChecksWhatARunChecks(t *testing.T) {
+	t.Parallel()
 	long := small(t, 2)
-	for name, c := range map[string]struct {
-		args []string
-		want string
-	}{
-		"no data": {[]string{"--set", "data.path=/nope.bin"}, "data.path: no file /nope.bin"},
-		"no validation": {[]string{"--set", "data.validation={path: /nope.txt, every: 1}"},
-			"data.validation.path: no file /nope.txt"},
-		"too little data": {[]string{"--set", "data.seq_len=1M"}, "make no sample of seq_len"},
-		"no model":        {[]string{"--set", "model.from=/nope"}, "model.from: no directory /nope"},
+	for name, c := range map[string][2]string{
+		"no data":         {"data.path=/nope.bin", "data.path: no file /nope.bin"},
+		"no validation":   {"data.validation={path: /nope.txt, every: 1}", "data.validation.path: no file /nope.txt"},
+		"too little data": {"data.seq_len=1M", "make no sample of seq_len"},
+		"no model":        {"model.from=/nope", "model.from: no directory /nope"},
 	} {
-		args := append([]string{"--nproc", "2"}, c.args...)
-		code, _, ran := cprun(t, append(args, "--run-dir", filepath.Join(t.TempDir(), "run"), long)...)
-		planned, out, stderr := cprun(t, append(append([]string{"plan", "--json"}, args...), long)...)
-		if code != 2 || planned != 2 || !strings.Contains(stderr, c.want) || !strings.Contains(ran, c.want) {
-			t.Errorf("%s: status %d of the run, %d of the plan; want %q in\n%s\nand\n%s", name, code, planned, c.want,
-				ran, stderr)
+		want, args := c[1], []string{"--nproc", "2", "--set", c[0], long}
+		invalid(t, append([]string{"--run-dir", filepath.Join(t.TempDir(), "run")}, args...), want)
+		planned, out, stderr := cprun(t, append([]string{"plan", "--json"}, args...)...)
+		if planned != 2 || !strings.Contains(stderr, want) {
+			t.Errorf("%s: status %d of the plan; want %q in\n%s", name, planned, want, stderr)
 		}
 		var p struct{ Refused []string }
-		if err := json.Unmarshal([]byte(out), &p); err != nil || !strings.Contains(strings.Join(p.Refused, "\n"),
-			c.want) {
-			t.Errorf("%s: refused in the JSON is %q, %v", name, p.Refused, err)
-		}
-		if code, _, stderr := cprun(t, append(append([]string{"plan", "--assume", "gpus=2"}, args...),
-			long)...); code != 0 || !strings.Contains(stderr, c.want) {
-			t.Errorf("%s: status %d for another machine:\n%s", name, code, stderr)
-		}
+		decode(t, out, &p)
+		contains(t, "refused in the JSON", strings.Join(p.Refused, "\n"), want)
+		_, stderr = must(t, append([]string{"plan", "--assume", "gpus=2"}, args...)...)
+		contains(t, "the plan for another machine", stderr, want)
 	}
 	out, stderr := must(t, "plan", "--json", "--set", "data.validation.samples=2", long)
 	var p struct{ Warnings []string }
-	if err := json.Unmarshal([]byte(out), &p); err != nil || len(p.Warnings) != 1 ||
-		!strings.Contains(stderr, "warning: "+p.Warnings[0]) {
-		t.Errorf("warnings %q, %v; on the terminal:\n%s", p.Warnings, err, stderr)
+	if decode(t, out, &p); len(p.Warnings) != 1 || !strings.Contains(stderr, "warning: "+p.Warnings[0]) {
+		t.Errorf("warnings %q; on the terminal:\n%s", p.Warnings, stderr)
 	}
 }
 
 // A dry run does the checks of a run, and creates nothing.
 func TestDryRun(t *testing.T) {
+	t.Parallel()
 	config, dir := trained(t)
 	work := filepath.Join(t.TempDir(), "run")
-	if _, stderr := must(t, "--dry-run", "--nproc", "2", "--run-dir", work, config); !strings.Contains(stderr,
-		"dry run") || !strings.Contains(stderr, "2 ranks") {
-		t.Errorf("it said\n%s", stderr)
-	}
+	_, stderr := must(t, "--dry-run", "--nproc", "2", "--run-dir", work, config)
+	contains(t, "stderr", stderr, "dry run", "2 ranks")
 	if _, err := os.Stat(work); !os.IsNotExist(err) {
 		t.Errorf("it made the run directory: %v", err)
 	}
-	if _, stderr := must(t, "--dry-run", "--run-dir", dir, config); !strings.Contains(stderr, "step-00000004") {
-		t.Errorf("it does not say where it would go on:\n%s", stderr)
-	}
-	if code, _, stderr := cprun(t, "--dry-run", "--set", "data.path=/nope", config); code != 2 ||
-		!strings.Contains(stderr, "/nope") {
-		t.Errorf("status %d\n%s", code, stderr)
-	}
+	_, stderr = must(t, "--dry-run", "--run-dir", dir, config)
+	contains(t, "where it would go on", stderr, "step-00000004")
+	invalid(t, []string{"--dry-run", "--set", "data.path=/nope", config}, "/nope")
 }
 
 // The exported weights, loaded as a model, must have the same loss as in the run.
 func TestExportLoadsToTheSameLoss(t *testing.T) {
-	root := t.TempDir()
-	dir, hf := filepath.Join(root, "run"), filepath.Join(root, "hf")
-	must(t, "--nproc", "2", "--run-dir", dir, "--set", "data.shuffle=false", small(t, 7))
+	t.Parallel()
+	hf, set := filepath.Join(t.TempDir(), "hf"), []string{"--nproc", "2", "--set", "data.shuffle=false"}
+	dir, _ := trains(t, append(set, small(t, 7))...)
 	must(t, "export", dir, "--to", hf)
 	// The text has 7 samples of 200 tokens, so step 8 reads the first one again.
-	must(t, "--nproc", "2", "--run-dir", dir, "--set", "data.shuffle=false", "--set", "train.steps=8", small(t, 7))
-	other := filepath.Join(root, "other")
-	must(t, "--nproc", "2", "--run-dir", other, "--set", "data.shuffle=false", "--set", "model.from="+hf, "--set",
-		"data.tokenizer=bytes", small(t, 1))
+	must(t, append(set, "--run-dir", dir, "--set", "train.steps=8", small(t, 7))...)
+	other, _ := trains(t, append(set, "--set", "model.from="+hf, "--set", "data.tokenizer=bytes", small(t, 1))...)
 	a, b := metricsOf(t, dir), metricsOf(t, other)
 	if x, y := string(a[7]["loss"]), string(b[0]["loss"]); x != y {
 		t.Errorf("the exported weights have loss %s, the run had %s", y, x)
@@ -375,7 +317,8 @@ func TestExportLoadsToTheSameLoss(t *testing.T) {
 }
 
 func TestAttentionMatchesTheFixtures(t *testing.T) {
-	files, err := filepath.Glob("../../attention/attentiontest/testdata/*.safetensors")
+	t.Parallel()
+	files, err := filepath.Glob(fixtures + "*.safetensors")
 	if err != nil || len(files) != 5 {
 		t.Fatalf("fixtures: %v, %v", files, err)
 	}
@@ -394,8 +337,9 @@ func TestAttentionMatchesTheFixtures(t *testing.T) {
 
 // A packed tensor gives the same result as three tensors, and its layout is printed. Unknown metadata is refused.
 func TestAttentionOfPackedTensors(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
-	const in = "../../attention/attentiontest/testdata/causal_mha.safetensors"
+	const in = fixtures + "causal_mha.safetensors"
 	f, err := safetensors.Open(in)
 	if err != nil {
 		t.Fatal(err)
@@ -452,11 +396,8 @@ func TestAttentionOfPackedTensors(t *testing.T) {
 			}
 		}
 	}
-	code, _, stderr := cprun(t, "attention", "--in", write("masked.safetensors", map[string]string{"attn_mask": "x"}),
-		"--out", result)
-	if code != 2 || !strings.Contains(stderr, `metadata "attn_mask"`) {
-		t.Errorf("a mask of another tool: exit status %d, %s", code, stderr)
-	}
+	masked := write("masked.safetensors", map[string]string{"attn_mask": "x"})
+	invalid(t, []string{"attention", "--in", masked, "--out", result}, `metadata "attn_mask"`)
 }
 
 func read(t *testing.T, path, name string) []float32 {
@@ -483,6 +424,7 @@ func read(t *testing.T, path, name string) []float32 {
 
 // A process with a very low limit of open files prints only the fault and the fix.
 func TestFewOpenFiles(t *testing.T) {
+	t.Parallel()
 	const closed = "exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-; " // the test process may have inherited some
 	for _, x := range []struct {
 		limit int

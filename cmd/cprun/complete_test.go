@@ -11,6 +11,7 @@ import (
 
 // Shells complete commands, values of flags, and keys of --set.
 func TestCompletion(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		args []string
 		want []string // expected among the answers
@@ -62,6 +63,7 @@ func TestCompletion(t *testing.T) {
 
 // The help of a flag names each word of its completion.
 func TestCompletedWordsAreInTheHelp(t *testing.T) {
+	t.Parallel()
 	seen := map[string]bool{}
 	var visit func(c *cobra.Command)
 	visit = func(c *cobra.Command) {

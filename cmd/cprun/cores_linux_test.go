@@ -14,6 +14,7 @@ import (
 
 // cprun warns once if a batch system binds the ranks to fewer cores than ranks.
 func TestCrowdedRanks(t *testing.T) {
+	t.Parallel()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var all, one unix.CPUSet

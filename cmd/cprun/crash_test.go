@@ -194,6 +194,7 @@ func (b *badWriter) Write(p []byte) (int, error) {
 // The last save of a run, and a save on SIGTERM, are tried twice. The status is 0 or 75 only if a checkpoint was
 // written.
 func TestStatusAfterFailedSaves(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, disk string
 		stop       bool
@@ -211,13 +212,10 @@ func TestStatusAfterFailedSaves(t *testing.T) {
 				steps = endless
 			}
 			dir := filepath.Join(t.TempDir(), "run")
-			s := &started{Cmd: process(t, "--nproc", "2", "--run-dir", dir, small(t, steps)), t: t, dir: dir}
-			s.Stderr = &s.stderr
-			s.Env = append(s.Env, diskEnv+"="+c.disk)
-			if err := s.Start(); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { s.Process.Kill() })
+			p := process(t, "--nproc", "2", "--run-dir", dir, small(t, steps))
+			p.Env = append(p.Env, diskEnv+"="+c.disk)
+			s := launched(t, p)
+			s.dir = dir
 			if c.stop {
 				s.afterStep(2)
 				s.Process.Signal(syscall.SIGTERM)
@@ -239,10 +237,10 @@ func TestStatusAfterFailedSaves(t *testing.T) {
 // After any fault at any moment, a run ends by itself with the right status and rank, and leaves no process. The same
 // command then continues to the same losses, bit for bit.
 func TestCrash(t *testing.T) {
+	t.Parallel()
 	config := small(t, crashSteps)
-	whole := filepath.Join(t.TempDir(), "whole")
-	must(t, "--nproc", strconv.Itoa(crashRanks), "--run-dir", whole, config)
-	want := curve(metricsOf(t, whole))
+	whole, _ := trains(t, "--nproc", strconv.Itoa(crashRanks), config)
+	want := curve(t, whole)
 	var mu sync.Mutex
 	times := map[string][]time.Duration{} // from a fault to the end of the run, by kind
 	var back []time.Duration
@@ -293,14 +291,12 @@ func (c *trial) run(kind *crash, config, want string) (ended, goesOn bool) {
 		fmt.Sprintf("checkpoint.every=%d", 1+c.rng.IntN(4)),
 		"--set", fmt.Sprintf("checkpoint.async=%t", c.rng.IntN(2) == 0), "--set", "parallel.deadline=1s", config,
 	}
-	c.s = &started{Cmd: process(c.T, args...), t: c.T, dir: c.dir}
-	c.s.Stderr = &c.s.stderr
+	p := process(c.T, args...)
 	if kind.env != nil {
-		c.s.Env = append(c.s.Env, diskEnv+"="+kind.env(c))
+		p.Env = append(p.Env, diskEnv+"="+kind.env(c))
 	}
-	if err := c.s.Start(); err != nil {
-		c.Fatal(err)
-	}
+	c.s = launched(c.T, p)
+	c.s.dir = c.dir
 	over := make(chan int, 1)
 	c.pids = c.s.workers()
 	if kind.strike != nil {
@@ -346,7 +342,7 @@ func (c *trial) run(kind *crash, config, want string) (ended, goesOn bool) {
 		c.Errorf("going on: status %d\n%s\nafter\n%s", again, stderr, said)
 		return code != 0, true
 	}
-	if got := curve(metricsOf(c.T, c.dir)); got != want {
+	if got := curve(c.T, c.dir); got != want {
 		c.Errorf("struck and gone on:\n%swant\n%s\n%s", got, want, stderr)
 	}
 	if code != 0 {
@@ -355,8 +351,9 @@ func (c *trial) run(kind *crash, config, want string) (ended, goesOn bool) {
 	if left, _ := filepath.Glob(filepath.Join(c.dir, "checkpoints", "*.tmp-*")); len(left) > 0 {
 		c.Errorf("left behind: %q", left)
 	}
-	if text, err := os.ReadFile(filepath.Join(c.dir, "checkpoints", "latest")); err != nil ||
-		!bytes.Equal(text, fmt.Appendf(nil, "step-%08d\n", crashSteps)) {
+	// A run without steps left writes no checkpoint.
+	if text, err := os.ReadFile(filepath.Join(c.dir, "checkpoints", "latest")); string(text) !=
+		fmt.Sprintf("step-%08d\n", crashSteps) && !strings.Contains(stderr, "no steps were left") {
 		c.Errorf("latest is %q, %v", text, err)
 	}
 	return code != 0, true

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -12,6 +11,7 @@ import (
 
 // A run, its plan.json, cprun plan and the report describe the data equally. A run on many ranks prints it once.
 func TestHowMuchDataThereIs(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"in/a.jsonl": `{"text":"` + strings.Repeat("a", 29) + `","label":1}` + "\n" +
@@ -20,18 +20,11 @@ func TestHowMuchDataThereIs(t *testing.T) {
 			`"position_ids":[0,1,2,3,4,5,6,7,8]}`,
 		".c.jsonl": `not JSON`,
 	} {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		write(t, dir, name, text)
 	}
 	args := []string{"--set", "data.path=" + filepath.Join(dir, "**", "*.jsonl"), "--set", "data.seq_len=16",
 		"--set", "train.global_batch_size=4", small(t, 1)}
-	run := filepath.Join(t.TempDir(), "run")
-	_, stderr := must(t, append([]string{"--nproc", "2", "--run-dir", run}, args...)...)
+	run, stderr := trains(t, append(args, "--nproc", "2")...)
 	// A file with a mask makes all records whole. The one with 29 tokens is too long.
 	const line = "data: 2 files, 3 documents, 49 tokens; 1 document dropped\nsamples: 2 of 16 tokens (62.5 % filled), " +
 		"16 targets; an epoch is 1 step\ndocuments by data.seq_len: 16 keeps 66.6 %, 32 100 %"
@@ -43,50 +36,43 @@ func TestHowMuchDataThereIs(t *testing.T) {
 			map[string]any{"seq_len": 16.0, "kept": 2.0 / 3}, map[string]any{"seq_len": 32.0, "kept": 1.0}},
 		"ignored_keys": []any{"label", "position_ids"}}
 	stdout, _ := must(t, append([]string{"plan", "--json", "--nproc", "2"}, args...)...)
-	text, err := os.ReadFile(filepath.Join(run, "plan.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for what, text := range map[string]string{"plan": stdout, "plan.json": string(text)} {
+	for what, text := range map[string]string{"plan": stdout, "plan.json": content(t, run, "plan.json")} {
 		var plan struct{ Data map[string]any }
-		err := json.Unmarshal([]byte(text), &plan)
+		decode(t, text, &plan)
 		for _, key := range []string{"held_bytes", "encoding_bytes"} {
 			if bytes, _ := plan.Data[key].(float64); bytes < 49 {
 				t.Errorf("%s has %s %v", what, key, plan.Data[key])
 			}
 			delete(plan.Data, key)
 		}
-		if err != nil || !reflect.DeepEqual(plan.Data, want) {
-			t.Errorf("%s has %v (%v), want %v", what, plan.Data, err, want)
+		if !reflect.DeepEqual(plan.Data, want) {
+			t.Errorf("%s has %v, want %v", what, plan.Data, want)
 		}
 	}
 	stdout, _ = must(t, append([]string{"plan"}, args...)...)
 	// it has columns, and wraps lines
 	words := strings.Fields(strings.ReplaceAll(line, ":", ""))
-	if !strings.Contains(strings.Join(strings.Fields(stdout), " "), strings.Join(words, " ")) {
-		t.Errorf("the plan does not say %q", line)
-	}
+	contains(t, "the plan", strings.Join(strings.Fields(stdout), " "), strings.Join(words, " "))
 	_, stderr = must(t, append([]string{"--dry-run"}, args...)...)
 	if strings.Count(stderr, line) != 1 {
 		t.Errorf("a dry run does not say %q:\n%s", line, stderr)
 	}
 	page := filepath.Join(t.TempDir(), "report.html")
 	must(t, "report", "--out", page, run)
-	if text, err = os.ReadFile(page); err != nil || !strings.Contains(string(text), "targets 16; samples 2") {
-		t.Errorf("the report does not say how much data there is (%v)", err)
-	}
+	contains(t, "the report", content(t, page), "targets 16; samples 2")
 	// Without the files, a plan does not describe the data.
 	stdout, _ = must(t, "plan", "--json", "--assume", "gpus=1,arch=sm90", "--set", "data.path=/nowhere/x.bin",
 		small(t, 1))
 	var plan struct{ Data json.RawMessage }
-	if err := json.Unmarshal([]byte(stdout), &plan); err != nil || string(plan.Data) != "null" {
-		t.Errorf("data that are not there: %s (%v)", plan.Data, err)
+	if decode(t, stdout, &plan); string(plan.Data) != "null" {
+		t.Errorf("data that are not there: %s", plan.Data)
 	}
 }
 
 // A run encodes its data once for all ranks; before it, a plan says that nothing is counted. The losses equal a run
 // without the cache.
 func TestDataIsEncodedOnce(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	file := write(t, dir, "a.jsonl", `{"input_ids":[1,2,3,4,5,6],"loss_mask":[0,0,1,1,1,1]}`+"\n"+
 		`{"input_ids":[7,8,9],"loss_mask":[0,1,1]}`)
@@ -96,24 +82,17 @@ func TestDataIsEncodedOnce(t *testing.T) {
 	const unknown, counted = "not counted yet", "2 documents, 9 tokens"
 	plan := func(want string) {
 		t.Helper()
-		if stdout, _ := must(t, append([]string{"plan", config}, args...)...); !strings.Contains(
-			strings.Join(strings.Fields(stdout), " "), want) {
-			t.Errorf("the plan does not say %q:\n%s", want, stdout)
-		}
+		stdout, _ := must(t, append([]string{"plan", config}, args...)...)
+		contains(t, "the plan", strings.Join(strings.Fields(stdout), " "), want)
 	}
 	plan(unknown)
 	var losses []string
 	for _, set := range []string{"data.cache=null", "data.shuffle=true", "data.shuffle=true"} {
-		run := filepath.Join(t.TempDir(), "run")
-		_, stderr := must(t, append(append([]string{"--run-dir", run}, args...), "--set", set, config)...)
+		run, stderr := trains(t, append(args[:len(args):len(args)], "--set", set, config)...)
 		if strings.Contains(stderr, "encoding ") != (len(losses) == 1) || !strings.Contains(stderr, counted) {
 			t.Errorf("%s: stderr\n%s", set, stderr)
 		}
-		text := ""
-		for _, m := range metricsOf(t, run) {
-			text += string(m["loss"]) + " " + string(m["grad_norm"]) + "\n"
-		}
-		losses = append(losses, text)
+		losses = append(losses, curve(t, run))
 	}
 	if losses[0] != losses[1] || losses[1] != losses[2] {
 		t.Errorf("losses without the cache, as it is written, and from it: %q", losses)
@@ -122,6 +101,7 @@ func TestDataIsEncodedOnce(t *testing.T) {
 }
 
 func TestTokenizeNamesKeysThatItDoesNotRead(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	file := write(t, dir, "a.jsonl", `{"input_ids":[1,2,0],"attention_mask":[1,1,0],"token_type_ids":[0,0,0]}`)
 	_, stderr := must(t, "tokenize", "--tokenizer", "bytes", "--to", filepath.Join(dir, "out"), file)
@@ -132,24 +112,18 @@ func TestTokenizeNamesKeysThatItDoesNotRead(t *testing.T) {
 		t.Errorf("tokens %v, want those that are no padding", got)
 	}
 	file = write(t, dir, "b.jsonl", `{"input_ids":[1,2],"completion_mask":[0,1]}`)
-	code, _, stderr := cprun(t, "tokenize", "--tokenizer", "bytes", "--to", filepath.Join(dir, "b"), file)
-	if code != 2 || !strings.Contains(stderr, "labels") {
-		t.Errorf("a mask has no place in the pair: exit status %d\n%s", code, stderr)
-	}
+	invalid(t, []string{"tokenize", "--tokenizer", "bytes", "--to", filepath.Join(dir, "b"), file}, "labels")
 }
 
 // With the weights of a model, train.seed only sets the order of the data.
 func TestSeedsOrderTheDataOfAModel(t *testing.T) {
+	t.Parallel()
 	dir, text := fitting(t), write(t, t.TempDir(), "a.txt", strings.Repeat("four score and seven years ago ", 20))
 	yaml := write(t, t.TempDir(), "train.yaml", "model: {from: "+dir+"}\ndata: {path: "+text+", seq_len: 16}\n")
 	seen := map[string]string{}
 	for _, seed := range []string{"train.seed=1", "train.seed=2", "train.seed=3", "data.seed=1"} {
-		run := filepath.Join(t.TempDir(), "run")
-		must(t, "--run-dir", run, "--set", "train.steps=3", "--set", seed, yaml)
-		losses := ""
-		for _, m := range metricsOf(t, run) {
-			losses += string(m["loss"]) + " "
-		}
+		run, _ := trains(t, "--set", "train.steps=3", "--set", seed, yaml)
+		losses := curve(t, run)
 		other, ok := seen[losses]
 		if ok != (seed == "data.seed=1") {
 			t.Errorf("%s has the losses of %s: %s", seed, other, losses)

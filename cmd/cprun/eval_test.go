@@ -1,11 +1,9 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 )
@@ -27,28 +25,21 @@ type evaluated struct {
 func evaluate(t *testing.T, args ...string) (e evaluated) {
 	t.Helper()
 	out, _ := must(t, append([]string{"eval", "--json"}, args...)...)
-	if err := json.Unmarshal([]byte(out), &e); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	decode(t, out, &e)
 	return e
 }
 
 // A checkpoint and its export have the validation loss of the run, on any number of ranks.
 func TestEval(t *testing.T) {
-	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, hf := filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "hf")
-	must(t, "--nproc", "2", "--run-dir", dir, "--set", fmt.Sprintf("data.validation={path: %s, every: 2, samples: 3}",
-		text), "--set", "checkpoint.every=2", small(t, 4))
+	t.Parallel()
+	text, hf := gettysburg(t), filepath.Join(t.TempDir(), "hf")
+	dir, _ := trains(t, "--nproc", "2", "--set", fmt.Sprintf("data.validation={path: %s, every: 2, samples: 3}", text),
+		"--set", "checkpoint.every=2", small(t, 4))
 	must(t, "export", dir, "--to", hf)
 	want := map[string]float64{}
 	for _, m := range metricsOf(t, dir) {
 		if v, ok := m["val_loss"]; ok {
-			if want[string(m["step"])], err = strconv.ParseFloat(string(v), 64); err != nil {
-				t.Fatal(err)
-			}
+			want[string(m["step"])] = number(t, v)
 		}
 	}
 	for _, c := range []struct {
@@ -73,10 +64,8 @@ func TestEval(t *testing.T) {
 			t.Errorf("%v: the parts %+v do not add up to %v", c.args, e.Buckets, e.Loss)
 		}
 	}
-	if out, _ := must(t, "eval", dir, "--data", text); !strings.Contains(out, "run, step 4: loss ") ||
-		!strings.Contains(out, "100 to 199") {
-		t.Errorf("it printed\n%s", out)
-	}
+	out, _ := must(t, "eval", dir, "--data", text)
+	contains(t, "eval", out, "run, step 4: loss ", "100 to 199")
 	for _, c := range [][]string{{t.TempDir(), "--data", text}, {dir, "--data", "/nope"}, {dir},
 		{dir, "--data", text, "--step", "7"}, {"/nope", "--data", text}, {dir, "--data", text, "--samples", "-1"}} {
 		if code, _, stderr := cprun(t, append([]string{"eval"}, c...)...); code != 2 ||

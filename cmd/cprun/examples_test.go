@@ -1,12 +1,9 @@
 package main
 
 import (
-	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 )
@@ -17,11 +14,7 @@ func learns(t *testing.T, dir string) {
 	var values []float64
 	for _, m := range metricsOf(t, dir) {
 		if text, ok := m["val_loss"]; ok {
-			v, err := strconv.ParseFloat(string(text), 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			values = append(values, v)
+			values = append(values, number(t, text))
 		}
 	}
 	if len(values) < 2 || !(values[len(values)-1] < values[0]) {
@@ -35,10 +28,11 @@ var few = []string{"--nproc", "2", "--set", "train.steps=6", "--set", "data.vali
 
 // The examples for one machine train in small form.
 func TestExamplesLearn(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"opticks.yaml", "documents.yaml"} {
 		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "run")
-			must(t, append(few, "--run-dir", dir, filepath.Join("../../examples", name))...)
+			t.Parallel()
+			dir, _ := trains(t, append(few, filepath.Join("../../examples", name))...)
 			learns(t, dir)
 		})
 	}
@@ -46,15 +40,14 @@ func TestExamplesLearn(t *testing.T) {
 
 // The script of continued training at a longer context runs from a Hugging Face directory to another.
 func TestExamplesContinueAtALongerContext(t *testing.T) {
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Parallel()
 	for family, rope := range map[string]string{"llama": "llama3", "qwen3": "yarn"} {
 		t.Run(family, func(t *testing.T) {
+			t.Parallel()
 			out := filepath.Join(t.TempDir(), "hf")
-			c := exec.Command("../../examples/hf/run", append([]string{family}, few...)...)
-			c.Env = append(os.Environ(), actAsProgram+"=1", "GOGC=", "CPRUN="+exe, "OUT="+out)
+			c := process(t, append([]string{family}, few...)...)
+			c.Env = append(c.Env, "CPRUN="+c.Path, "OUT="+out)
+			c.Path = "../../examples/hf/run"
 			text, err := c.CombinedOutput()
 			if err != nil {
 				t.Fatalf("%v\n%s", err, text)
@@ -64,10 +57,6 @@ func TestExamplesContinueAtALongerContext(t *testing.T) {
 			if n := strings.Count(string(text), "  512 to 1023 "); n != 2 {
 				t.Errorf("%d evaluations to 1,024 tokens\n%s", n, text)
 			}
-			config, err := os.ReadFile(filepath.Join(out, family+"-longer-hf", "config.json"))
-			if err != nil {
-				t.Fatal(err)
-			}
 			var c2 struct {
 				Type string `json:"model_type"`
 				Max  int    `json:"max_position_embeddings"`
@@ -76,9 +65,9 @@ func TestExamplesContinueAtALongerContext(t *testing.T) {
 					Factor float64 `json:"factor"`
 				} `json:"rope_scaling"`
 			}
-			if err := json.Unmarshal(config, &c2); err != nil || c2.Type != family || c2.Max != 1024 ||
-				c2.Rope.Type != rope || c2.Rope.Factor != 4 {
-				t.Errorf("%v, %+v\n%s", err, c2, config)
+			config := content(t, out, family+"-longer-hf", "config.json")
+			if decode(t, config, &c2); c2.Type != family || c2.Max != 1024 || c2.Rope.Type != rope || c2.Rope.Factor != 4 {
+				t.Errorf("%+v\n%s", c2, config)
 			}
 		})
 	}
@@ -86,11 +75,9 @@ func TestExamplesContinueAtALongerContext(t *testing.T) {
 
 // examples/README.md lists every example, and only existing files.
 func TestExamplesAreListed(t *testing.T) {
-	text, err := os.ReadFile("../../examples/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range regexp.MustCompile(`\]\(([^)#:]+)\)`).FindAllStringSubmatch(string(text), -1) {
+	t.Parallel()
+	text := content(t, "../../examples/README.md")
+	for _, m := range regexp.MustCompile(`\]\(([^)#:]+)\)`).FindAllStringSubmatch(text, -1) {
 		if _, err := os.Stat(filepath.Join("../../examples", m[1])); err != nil {
 			t.Errorf("it links to %s: %v", m[1], err)
 		}
@@ -100,7 +87,7 @@ func TestExamplesAreListed(t *testing.T) {
 		t.Fatal(all, err)
 	}
 	for _, path := range all {
-		if name := filepath.Base(path); name != "README.md" && !strings.Contains(string(text), "]("+name) {
+		if name := filepath.Base(path); name != "README.md" && !strings.Contains(text, "]("+name) {
 			t.Errorf("it does not name %s", name)
 		}
 	}

@@ -30,8 +30,9 @@ func generated(t *testing.T, args ...string) string {
 // A run, its export and the checkpoint of a step generate the same text for each source of the prompt.
 // Matrices that a family joins in files are read from there.
 func TestGenerateFromJoinedMatrices(t *testing.T) {
-	dir, hf := filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "hf")
-	must(t, "--run-dir", dir, "--set", "model.architecture=phi3", small(t, 4))
+	t.Parallel()
+	hf := filepath.Join(t.TempDir(), "hf")
+	dir, _ := trains(t, "--set", "model.architecture=phi3", small(t, 4))
 	must(t, "export", dir, "--to", hf, "--dtype", "fp32")
 	want := generated(t, dir, "--prompt", "Four score", "--max-tokens", "20")
 	if got := generated(t, hf, "--prompt", "Four score", "--max-tokens", "20"); got != want {
@@ -40,6 +41,7 @@ func TestGenerateFromJoinedMatrices(t *testing.T) {
 }
 
 func TestGenerate(t *testing.T) {
+	t.Parallel()
 	_, dir := trained(t)
 	hf := filepath.Join(t.TempDir(), "hf")
 	must(t, "export", dir, "--to", hf)
@@ -59,12 +61,12 @@ func TestGenerate(t *testing.T) {
 	}
 	c := process(t, "generate", dir, "--prompt", "-", "--max-tokens", "60", "--echo")
 	c.Stdin = strings.NewReader("Four score\n")
-	var said bytes.Buffer
+	var said strings.Builder
 	c.Stderr = &said
-	if got, err := c.Output(); err != nil || string(got) != "Four score"+want ||
-		!strings.Contains(said.String(), "; text: 60 tokens in ") {
-		t.Errorf("from standard input: %q, %v, it says %q; want %q", got, err, said.String(), want)
+	if got, err := c.Output(); err != nil || string(got) != "Four score"+want {
+		t.Errorf("from standard input: %q, %v; want %q", got, err, want)
 	}
+	contains(t, "generate", said.String(), "; text: 60 tokens in ")
 	for _, args := range [][]string{{"--seed", "2"}, {"--temperature", "0"}, {"--top-k", "1"}, {"--step", "2"},
 		{"--top-p", "0.01"}} {
 		if got := generated(t, append([]string{dir, "--prompt", "Four score", "--max-tokens", "60"},
@@ -81,12 +83,11 @@ func TestGenerate(t *testing.T) {
 		t.Errorf("on the CPU: %q, want %q", got, want)
 	}
 	_, why := must(t, "generate", hf, "--prompt", strings.Repeat("a", 190), "--max-tokens", "60")
-	if !strings.Contains(why, "text: 10 tokens") || !strings.Contains(why, "200") {
-		t.Errorf("at the end of the positions it says %s", why)
-	}
+	contains(t, "at the end of the positions", why, "text: 10 tokens", "200")
 }
 
 func TestGenerateRefuses(t *testing.T) {
+	t.Parallel()
 	config, dir := trained(t)
 	hf := filepath.Join(t.TempDir(), "hf")
 	must(t, "export", dir, "--to", hf)
@@ -95,34 +96,30 @@ func TestGenerateRefuses(t *testing.T) {
 	}
 	ids := filepath.Join(t.TempDir(), "ids")
 	must(t, "tokenize", "--tokenizer", "bytes", "--to", ids, "../../examples/data/gettysburg.txt")
-	ofTokens := filepath.Join(t.TempDir(), "run")
-	must(t, "--run-dir", ofTokens, "--set", "data.path="+ids+".bin", "--set", "train.steps=1", config)
+	ofTokens, _ := trains(t, "--set", "data.path="+ids+".bin", "--set", "train.steps=1", config)
 	notUTF8 := write(t, t.TempDir(), "latin1", "caf\xe9")
 	words := model(t, "gpt2")
-	for _, c := range []struct {
-		want string
-		args []string
-	}{
-		{"--prompt is missing", []string{dir}},
-		{"--prompt-file", []string{dir, "--prompt", "a", "--prompt-file", notUTF8}},
-		{"/nope: no such file", []string{dir, "--prompt-file", "/nope"}},
-		{"--max-tokens 0", []string{dir, "--prompt", "a", "--max-tokens", "0"}},
-		{"--top-p 1.5", []string{dir, "--prompt", "a", "--top-p", "1.5"}},
-		{"--step -1", []string{dir, "--prompt", "a", "--step", "-1"}},
-		{"no checkpoint of step 3; there are those of 2, 4", []string{dir, "--prompt", "a", "--step", "3"}},
-		{"name a run directory", []string{t.TempDir(), "--prompt", "a"}},
-		{"name a run directory", []string{"/nope", "--prompt", "a"}},
-		{"the prompt is empty", []string{dir, "--prompt", ""}},
-		{"200 tokens", []string{dir, "--prompt", strings.Repeat("a", 200)}},
-		{filepath.Join(hf, "tokenizer.json"), []string{hf, "--prompt", "a"}},
-		{"--tokenizer", []string{ofTokens, "--prompt", "a"}},
-		{"vocab_size is 256: it is another model's; --tokenizer names", []string{words, "--prompt", "a"}},
-		{"not UTF-8 at byte 3; convert it", []string{fitting(t), "--prompt-file", notUTF8}},
-		{"--device \"gpu\": want auto, cpu or cuda", []string{dir, "--prompt", "a", "--device", "gpu"}},
+	for _, c := range [][]string{
+		{"--prompt is missing", dir},
+		{"--prompt-file", dir, "--prompt", "a", "--prompt-file", notUTF8},
+		{"/nope: no such file", dir, "--prompt-file", "/nope"},
+		{"--max-tokens 0", dir, "--prompt", "a", "--max-tokens", "0"},
+		{"--top-p 1.5", dir, "--prompt", "a", "--top-p", "1.5"},
+		{"--step -1", dir, "--prompt", "a", "--step", "-1"},
+		{"no checkpoint of step 3; there are those of 2, 4", dir, "--prompt", "a", "--step", "3"},
+		{"name a run directory", t.TempDir(), "--prompt", "a"},
+		{"name a run directory", "/nope", "--prompt", "a"},
+		{"the prompt is empty", dir, "--prompt", ""},
+		{"200 tokens", dir, "--prompt", strings.Repeat("a", 200)},
+		{filepath.Join(hf, "tokenizer.json"), hf, "--prompt", "a"},
+		{"--tokenizer", ofTokens, "--prompt", "a"},
+		{"vocab_size is 256: it is another model's; --tokenizer names", words, "--prompt", "a"},
+		{"not UTF-8 at byte 3; convert it", fitting(t), "--prompt-file", notUTF8},
+		{"--device \"gpu\": want auto, cpu or cuda", dir, "--prompt", "a", "--device", "gpu"},
 	} {
-		code, out, said := cprun(t, append([]string{"generate"}, c.args...)...)
-		if code != 2 || out != "" || strings.Count(said, "\n") != 1 || !strings.Contains(said, c.want) {
-			t.Errorf("generate %v: status %d, %q\n%s\nwant %q", c.args, code, out, said, c.want)
+		code, out, said := cprun(t, append([]string{"generate"}, c[1:]...)...)
+		if code != 2 || out != "" || strings.Count(said, "\n") != 1 || !strings.Contains(said, c[0]) {
+			t.Errorf("generate %v: status %d, %q\n%s\nwant %q", c[1:], code, out, said, c[0])
 		}
 	}
 	for _, d := range []string{ofTokens, hf} {
@@ -134,6 +131,7 @@ func TestGenerateRefuses(t *testing.T) {
 
 // A text ends at every id in generation_config.json.
 func TestGenerateEndsWithTheText(t *testing.T) {
+	t.Parallel()
 	dir := fitting(t)
 	var all []string
 	for id := range 256 {
@@ -141,27 +139,27 @@ func TestGenerateEndsWithTheText(t *testing.T) {
 	}
 	write(t, dir, "generation_config.json", `{"eos_token_id": [`+strings.Join(all, ",")+`]}`)
 	out, said := must(t, "generate", dir, "--prompt", "a", "--max-tokens", "20")
-	if out != "" || !strings.Contains(said, "text: 0 tokens") || !strings.Contains(said, "the model ended the text") {
-		t.Errorf("all tokens end a text: %q, %s", out, said)
+	if out != "" {
+		t.Errorf("all tokens end a text: %q", out)
 	}
+	contains(t, "generate", said, "text: 0 tokens", "the model ended the text")
 	for _, prompt := range []string{"a", "a\n"} {
 		both, err := process(t, "generate", dir, "--prompt", prompt, "--echo").CombinedOutput()
 		if err != nil || !strings.HasPrefix(string(both), "a\ncprun: prompt: ") {
 			t.Errorf("statistics do not have a line of their own: %q, %v", both, err)
 		}
 	}
-	if out := generated(t, dir, "--prompt", "a", "--max-tokens", "20", "--ignore-eos"); out == "" {
-		t.Error("--ignore-eos writes nothing")
-	}
-	if out := generated(t, dir, "--prompt", "", "--max-tokens", "20", "--ignore-eos"); out == "" {
-		t.Error("nothing follows the token that begins a text")
+	for _, prompt := range []string{"a", ""} { // "": only the token that begins a text
+		if generated(t, dir, "--prompt", prompt, "--max-tokens", "20", "--ignore-eos") == "" {
+			t.Errorf("--ignore-eos writes nothing after %q", prompt)
+		}
 	}
 }
 
 // Ctrl-C ends a text cleanly, and prints its statistics.
 func TestGenerateIsInterrupted(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "run")
-	must(t, "--run-dir", dir, "--set", "model.max_position_embeddings=200000", small(t, 1))
+	t.Parallel()
+	dir, _ := trains(t, "--set", "model.max_position_embeddings=200000", small(t, 1))
 	c := process(t, "generate", dir, "--prompt", "Four", "--max-tokens", "150000")
 	var said bytes.Buffer
 	c.Stderr = &said
@@ -188,8 +186,8 @@ func TestGenerateIsInterrupted(t *testing.T) {
 
 // A run ends with the command to generate text.
 func TestARunNamesTheCommandThatWrites(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "run")
-	_, said := must(t, "--run-dir", dir, small(t, 1))
+	t.Parallel()
+	dir, said := trains(t, small(t, 1))
 	lines := strings.Split(strings.TrimSpace(said), "\n")
 	if want := " generate " + dir + " --prompt The"; !strings.HasSuffix(lines[len(lines)-1], want) {
 		t.Errorf("it ends with\n%s\nwant %q at the end", said, want)

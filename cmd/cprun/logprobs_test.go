@@ -1,13 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"compress/gzip"
-	"encoding/json"
-	"errors"
 	"fmt"
+	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -143,10 +140,11 @@ func (m llama) logProbs(ids []int) (out []float64) {
 
 // Log-probabilities are those of a float64 model, on any number of ranks, however records are packed.
 func TestLogProbs(t *testing.T) {
-	dir, hf := filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "hf")
-	must(t, "--run-dir", dir, "--set", "optimizer.lr=3e-2", small(t, 6))
+	t.Parallel()
+	hf := filepath.Join(t.TempDir(), "hf")
+	dir, _ := trains(t, "--set", "optimizer.lr=3e-2", small(t, 6))
 	must(t, "export", dir, "--to", hf, "--dtype", "fp32")
-	m, path := readLlama(t, hf), filepath.Join(t.TempDir(), "a.jsonl")
+	m, work, path := readLlama(t, hf), t.TempDir(), ""
 	long := make([]int, 3000)
 	for i := range long {
 		long[i] = i * i % 251
@@ -154,24 +152,18 @@ func TestLogProbs(t *testing.T) {
 	all := [][]int{{}, {70, 111, 117, 114, 32, 115, 99, 111, 114, 101}, {5}, {97, 98}, {1, 2, 3, 4, 5, 6, 7}, {},
 		{9, 8, 7, 6}}
 	masked := map[int]bool{1: true, 2: true, 5: true} // of the fifth record
-	write := func(more ...[]int) {
-		t.Helper()
+	records := func(more ...[]int) string {
 		var b strings.Builder
 		for k, ids := range append(all, more...) {
-			text, err := json.Marshal(ids)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if fmt.Fprintf(&b, `{"input_ids": %s`, text); k == 4 {
+			fmt.Fprintf(&b, `{"input_ids": %s`, strings.Join(strings.Fields(fmt.Sprint(ids)), ", "))
+			if k == 4 {
 				b.WriteString(`, "labels": [1, -100, -100, 4, 5, -100, 7]`)
 			}
 			b.WriteString("}\n\n")
 		}
-		if err := os.WriteFile(path, []byte(b.String()), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		return b.String()
 	}
-	write()
+	path = write(t, work, "a.jsonl", records())
 	for _, args := range [][]string{{dir, "--nproc", "1"}, {dir, "--nproc", "2"}, {hf, "--nproc", "3"},
 		{dir, "--nproc", "2", "--set", "data.seq_len=11"},
 		{dir, "--nproc", "2", "--set", "parallel.layout=zigzag", "--set", "parallel.algorithm=ulysses"}} {
@@ -187,9 +179,9 @@ func TestLogProbs(t *testing.T) {
 				Sum      float64
 				Targets  int
 			}
-			if err := json.Unmarshal([]byte(line), &got); err != nil || !reflect.DeepEqual(got.IDs, all[k]) ||
-				got.LogProbs == nil || len(got.LogProbs) != len(all[k]) || len(all[k]) > 0 && got.LogProbs[0] != nil {
-				t.Fatalf("%q: %v in %s", args, err, line)
+			if decode(t, line, &got); !reflect.DeepEqual(got.IDs, all[k]) || got.LogProbs == nil ||
+				len(got.LogProbs) != len(all[k]) || len(all[k]) > 0 && got.LogProbs[0] != nil {
+				t.Fatalf("%q: %s", args, line)
 			}
 			sum, targets := 0.0, 0
 			for i, want := range m.logProbs(all[k]) {
@@ -207,72 +199,52 @@ func TestLogProbs(t *testing.T) {
 			}
 		}
 	}
-	write(long) // its line is sent in pieces
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var packed bytes.Buffer
+	path = write(t, work, "a.jsonl", records(long)) // its line is sent in pieces
+	var packed strings.Builder
 	z := gzip.NewWriter(&packed)
-	z.Write(raw)
-	if err := errors.Join(z.Close(), os.WriteFile(path+".gz", packed.Bytes(), 0o666)); err != nil {
+	if _, err := io.WriteString(z, content(t, path)); err != nil || z.Close() != nil {
 		t.Fatal(err)
 	}
+	write(t, work, "a.jsonl.gz", packed.String())
 	stdout, _ := must(t, "eval", dir, "--logprobs", path+".gz", "--nproc", "2")
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
 	var got struct{ LogProbs []*float64 }
-	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &got); err != nil || len(got.LogProbs) != len(long) {
-		t.Errorf("a long record has %d log-probabilities, %v", len(got.LogProbs), err)
+	if decode(t, lines[len(lines)-1], &got); len(got.LogProbs) != len(long) {
+		t.Errorf("a long record has %d log-probabilities", len(got.LogProbs))
 	}
-	messages := filepath.Join(t.TempDir(), "m.jsonl")
-	if err := os.WriteFile(messages, []byte(`{"messages": [{"role": "user", "content": "a"}]}`), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	empty := filepath.Join(t.TempDir(), "empty.jsonl")
-	if err := os.WriteFile(empty, []byte("\n"), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		want string
-		args []string
-	}{
-		{`conversations need the tokenizer of a model`, []string{"--logprobs", messages}},
-		{"remove --data", []string{"--logprobs", path, "--data", path}},
-		{"want records, such as a .jsonl", []string{"--logprobs", "a.bin"}},
-		{"cprun: --logprobs: no file none.jsonl.gz", []string{"--logprobs", "none.jsonl.gz"}},
-		{"cprun: --data: no file none.jsonl", []string{"--data", "none.jsonl"}},
-		{"the longest record needs 3000", []string{"--logprobs", path, "--set", "data.seq_len=100"}},
-		{"no records", []string{"--logprobs", empty}},
-		{"eval sets it", []string{"--logprobs", path, "--set", "data.validation.every=0"}},
-		{"eval sets it", []string{"--data", path, "--set", "data.path=" + messages}},
-		{"needs parallel.data: 1", []string{"--logprobs", path, "--nproc", "2", "--set", "parallel.data=2", "--set",
-			"train.global_batch_size=2"}},
-		{"needs data.pack_documents: true", []string{"--logprobs", path, "--set",
-			"data.pack_documents=false"}},
+	messages := write(t, work, "m.jsonl", `{"messages": [{"role": "user", "content": "a"}]}`)
+	empty := write(t, work, "empty.jsonl", "\n")
+	for _, c := range [][]string{
+		{`conversations need the tokenizer of a model`, "--logprobs", messages},
+		{"remove --data", "--logprobs", path, "--data", path},
+		{"want records, such as a .jsonl", "--logprobs", "a.bin"},
+		{"cprun: --logprobs: no file none.jsonl.gz", "--logprobs", "none.jsonl.gz"},
+		{"cprun: --data: no file none.jsonl", "--data", "none.jsonl"},
+		{"the longest record needs 3000", "--logprobs", path, "--set", "data.seq_len=100"},
+		{"no records", "--logprobs", empty},
+		{"eval sets it", "--logprobs", path, "--set", "data.validation.every=0"},
+		{"eval sets it", "--data", path, "--set", "data.path=" + messages},
+		{"needs parallel.data: 1", "--logprobs", path, "--nproc", "2", "--set", "parallel.data=2", "--set",
+			"train.global_batch_size=2"},
+		{"needs data.pack_documents: true", "--logprobs", path, "--set", "data.pack_documents=false"},
 	} {
-		if code, _, stderr := cprun(t, append([]string{"eval", dir}, c.args...)...); code != 2 ||
-			!strings.Contains(stderr, c.want) {
-			t.Errorf("%q: exit status %d, want 2 and %q:\n%s", c.args, code, c.want, stderr)
-		}
+		invalid(t, append([]string{"eval", dir}, c[1:]...), c[0])
 	}
 }
 
 // Samples are as long as the records of the template that --set names.
 func TestLogProbsOfAnotherTemplate(t *testing.T) {
+	t.Parallel()
 	const chat = "../../internal/text/data/testdata/chat"
-	dir, work := filepath.Join(t.TempDir(), "run"), t.TempDir()
-	must(t, "--run-dir", dir, "--set", "model.vocab_size=422", "--set", "data.tokenizer="+chat, "--set",
-		"data.seq_len=64", small(t, 2))
-	records, template := filepath.Join(work, "m.jsonl"), filepath.Join(work, "long.jinja")
-	const record = `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`
-	const long = "{% for m in messages %}{{ m['role'] + m['content'] * 300 + '\n' }}{% endfor %}"
-	if err := errors.Join(os.WriteFile(records, []byte(record), 0o666), os.WriteFile(template, []byte(long),
-		0o666)); err != nil {
-		t.Fatal(err)
-	}
+	dir, _ := trains(t, "--set", "model.vocab_size=422", "--set", "data.tokenizer="+chat, "--set", "data.seq_len=64",
+		small(t, 2))
+	records := write(t, t.TempDir(), "m.jsonl",
+		`{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`)
+	template := write(t, t.TempDir(), "long.jinja",
+		"{% for m in messages %}{{ m['role'] + m['content'] * 300 + '\n' }}{% endfor %}")
 	stdout, _ := must(t, "eval", dir, "--logprobs", records, "--set", "data.chat_template="+template)
 	var got struct{ IDs []int }
-	if err := json.Unmarshal([]byte(stdout), &got); err != nil || len(got.IDs) < 300 {
-		t.Errorf("%d ids, %v", len(got.IDs), err)
+	if decode(t, stdout, &got); len(got.IDs) < 300 {
+		t.Errorf("%d ids", len(got.IDs))
 	}
 }

@@ -3,9 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -16,10 +14,8 @@ import (
 // of the run, and in eval of its merged export. Its adapter continues as lora.from. generate reads the run and the
 // merged model alike.
 func TestAdaptersEndToEnd(t *testing.T) {
-	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Parallel()
+	text := gettysburg(t)
 	root := t.TempDir()
 	in := func(name string) string { return filepath.Join(root, name) }
 	must(t, "--run-dir", in("pretrained"), small(t, 1))
@@ -32,14 +28,9 @@ func TestAdaptersEndToEnd(t *testing.T) {
 	run := append([]string{"--nproc", "2", "--run-dir", in("run"), "--set", lora}, tuned...)
 	must(t, append(run, "--set", "optimizer.lr=0.05", small(t, 4))...)
 	steps := metricsOf(t, in("run"))
-	want, err := strconv.ParseFloat(string(steps[len(steps)-1]["val_loss"]), 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if out, _ := must(t, "export", in("run"), "--to", in("adapter")); !strings.Contains(out, "10 tensors in F32") ||
-		!strings.Contains(out, "resize_token_embeddings(259)") {
-		t.Errorf("export printed\n%s", out)
-	}
+	want := number(t, steps[len(steps)-1]["val_loss"])
+	out, _ := must(t, "export", in("run"), "--to", in("adapter"))
+	contains(t, "export", out, "10 tensors in F32", "resize_token_embeddings(259)")
 	must(t, "export", in("run"), "--merge", "--to", in("merged"))
 	for _, path := range []string{in("run"), in("merged")} {
 		e := evaluate(t, path, "--data", text, "--samples", "2", "--seq-len", "200")
@@ -56,33 +47,20 @@ func TestAdaptersEndToEnd(t *testing.T) {
 	if err != nil || l.R != 4 || l.Alpha != 8 || fmt.Sprint(l.Targets.Names) != "[down_proj q_proj]" {
 		t.Errorf("the adapter is %+v, %v", l, err)
 	}
-	_, out := must(t, append([]string{"--run-dir", in("second"), "--set", "lora.from=" + in("adapter"), small(t, 1)},
-		tuned...)...)
-	if loss := fmt.Sprintf("validation loss at step 0: %.4f", want); !strings.Contains(out, loss) {
-		t.Errorf("it printed\n%s\nwant %s", out, loss)
-	}
-
+	_, said := trains(t, append([]string{"--set", "lora.from=" + in("adapter"), small(t, 1)}, tuned...)...)
+	contains(t, "from the adapter", said, fmt.Sprintf("validation loss at step 0: %.4f", want))
 	for key, value := range map[string]string{"lora.r": "8", "lora.alpha_pattern": "{down_proj: 3}"} {
 		refused(t, in("run"), []string{"of another model", key + " is "}, append(run, "--set", key+"="+value, small(t, 6))...)
 	}
 
-	weights := filepath.Join(in("base"), "model.safetensors")
-	bytes, err := os.ReadFile(weights)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bytes[len(bytes)-1] ^= 1
-	if err := os.WriteFile(weights, bytes, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	weights := []byte(content(t, in("base"), "model.safetensors"))
+	weights[len(weights)-1] ^= 1
+	write(t, in("base"), "model.safetensors", string(weights))
 	for _, args := range [][]string{{"export", in("run"), "--to", in("other")}, {"generate", in("run"), "--prompt", "a"},
 		append(run, small(t, 6))} {
 		if code, _, stderr := cprun(t, args...); code == 0 || !strings.Contains(stderr, "model.from to an unchanged") {
 			t.Errorf("cprun %v with another base: exit status %d\n%s", args, code, stderr)
 		}
 	}
-	if code, _, stderr := cprun(t, "export", in("pretrained"), "--merge", "--to", in("other")); code != 2 ||
-		!strings.Contains(stderr, "no adapters") {
-		t.Errorf("a merge without adapters: exit status %d\n%s", code, stderr)
-	}
+	invalid(t, []string{"export", in("pretrained"), "--merge", "--to", in("other")}, "no adapters")
 }

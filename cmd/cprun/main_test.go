@@ -1,13 +1,14 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -45,7 +46,7 @@ func testAll(m *testing.M) int {
 	return m.Run()
 }
 
-// process returns a command that runs cprun.
+// process returns a command that runs cprun, without the variables of TransformerEngine.
 func process(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()
@@ -53,23 +54,28 @@ func process(t *testing.T, args ...string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	c := exec.Command(exe, args...)
-	c.Env = append(os.Environ(), actAsProgram+"=1", "GOGC=") // Go's default
+	c.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "NVTE_") }),
+		actAsProgram+"=1", "GOGC=") // Go's default
 	return c
+}
+
+// with runs cprun with more variables of the environment. It returns the exit status, stdout and stderr.
+func with(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	c := process(t, args...)
+	c.Env = append(c.Env, env...)
+	var out, errs strings.Builder
+	c.Stdout, c.Stderr = &out, &errs
+	if err := c.Run(); err != nil && c.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return c.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
 // cprun runs cprun and returns its exit status, stdout and stderr.
 func cprun(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	c := process(t, args...)
-	var out, errs bytes.Buffer
-	c.Stdout, c.Stderr = &out, &errs
-	err := c.Run()
-	if exit, ok := err.(*exec.ExitError); ok {
-		code = exit.ExitCode()
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	return code, out.String(), errs.String()
+	return with(t, nil, args...)
 }
 
 // must runs cprun, and fails unless the exit status is 0.
@@ -82,51 +88,110 @@ func must(t *testing.T, args ...string) (stdout, stderr string) {
 	return stdout, stderr
 }
 
-// small writes a config with fast training, but with steps long enough to interrupt.
-func small(t *testing.T, steps int) string {
+// trains runs cprun in a new run directory, which it returns with stderr.
+func trains(t *testing.T, args ...string) (dir, stderr string) {
 	t.Helper()
-	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
+	dir = filepath.Join(t.TempDir(), "run")
+	_, stderr = must(t, append([]string{"--run-dir", dir}, args...)...)
+	return dir, stderr
+}
+
+// invalid runs cprun, and fails unless the exit status is 2 and stderr has all texts.
+func invalid(t *testing.T, args []string, want ...string) {
+	t.Helper()
+	code, stdout, stderr := cprun(t, args...)
+	if code != exitUsage {
+		t.Errorf("cprun %q: exit status %d, want 2\n%s%s", args, code, stdout, stderr)
+	}
+	contains(t, fmt.Sprintf("cprun %q", args), stderr, want...)
+}
+
+// contains fails unless a text has all parts.
+func contains(t *testing.T, name, text string, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		if !strings.Contains(text, w) {
+			t.Errorf("%s: no %q in\n%s", name, w, text)
+		}
+	}
+}
+
+// write puts a file into a directory, which it makes, and returns its path.
+func write(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(text), 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// content returns the text of a file.
+func content(t *testing.T, path ...string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(path...))
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "train.yaml")
-	yaml := fmt.Sprintf(`
+	return string(text)
+}
+
+// decode parses JSON.
+func decode(t *testing.T, text string, to any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), to); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+}
+
+// absolute returns the path of a file of the tree, for configs elsewhere.
+func absolute(t *testing.T, path string) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join("../..", path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func gettysburg(t *testing.T) string { return absolute(t, "examples/data/gettysburg.txt") }
+
+// small writes a config with fast training, but with steps long enough to interrupt.
+func small(t *testing.T, steps int) string {
+	t.Helper()
+	return write(t, t.TempDir(), "train.yaml", fmt.Sprintf(`
 model: {vocab_size: 256, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4,
   num_key_value_heads: 2}
 data: {path: %s, seq_len: 200}
 train: {steps: %d, deterministic: true}
 optimizer: {lr: 1.0e-3}
 lr_schedule: {name: constant}
-`, text, steps)
-	if err := os.WriteFile(path, []byte(yaml), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	return path
+`, gettysburg(t), steps))
 }
 
 // metricsOf reads metrics.jsonl. Values stay text, so that a comparison is bit for bit.
-func metricsOf(t *testing.T, dir string) []map[string]json.RawMessage {
+func metricsOf(t *testing.T, dir string) (all []map[string]json.RawMessage) {
 	t.Helper()
-	f, err := os.Open(filepath.Join(dir, "metrics.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	var out []map[string]json.RawMessage
-	for s := bufio.NewScanner(f); s.Scan(); {
+	for line := range strings.Lines(content(t, dir, "metrics.jsonl")) {
 		var m map[string]json.RawMessage
-		if err := json.Unmarshal(s.Bytes(), &m); err != nil {
-			t.Fatalf("line %d: %v", len(out)+1, err)
-		}
-		out = append(out, m)
+		decode(t, line, &m)
+		all = append(all, m)
 	}
-	return out
+	return all
 }
 
-// curve returns the step, loss and gradient norm of every line.
-func curve(ms []map[string]json.RawMessage) string {
+// number parses a value of metricsOf.
+func number(t *testing.T, value json.RawMessage) (x float64) {
+	t.Helper()
+	decode(t, string(value), &x)
+	return x
+}
+
+// curve returns the step, loss and gradient norm of every line of metrics.jsonl.
+func curve(t *testing.T, dir string) string {
+	t.Helper()
 	var b strings.Builder
-	for _, m := range ms {
+	for _, m := range metricsOf(t, dir) {
 		fmt.Fprintf(&b, "%s %s %s\n", m["step"], m["loss"], m["grad_norm"])
 	}
 	return b.String()
@@ -161,14 +226,23 @@ func (l *lockedBuffer) String() string {
 // said returns the stderr of the run so far.
 func (s *started) said() string { return s.stderr.String() }
 
-func start(t *testing.T, dir string, args ...string) *started {
+// launched starts a command of process, and kills it at the end of the test.
+func launched(t *testing.T, c *exec.Cmd) *started {
 	t.Helper()
-	s := &started{Cmd: process(t, append([]string{"--run-dir", dir}, args...)...), t: t, dir: dir}
+	s := &started{Cmd: c, t: t}
 	s.Stderr = &s.stderr
 	if err := s.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Process.Kill() })
+	return s
+}
+
+// start starts cprun in a run directory.
+func start(t *testing.T, dir string, args ...string) *started {
+	t.Helper()
+	s := launched(t, process(t, append([]string{"--run-dir", dir}, args...)...))
+	s.dir = dir
 	return s
 }
 
@@ -181,7 +255,7 @@ func (s *started) until(what string, ok func() bool) {
 	for end := time.Now().Add(watchdog); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			s.Process.Kill()
-			s.t.Fatalf("no %s after %v; stderr:\n%s", what, watchdog, s.stderr.String())
+			s.t.Fatalf("no %s after %v; stderr:\n%s", what, watchdog, s.said())
 		}
 	}
 }
@@ -221,11 +295,7 @@ func children(t *testing.T, pid int) []int {
 // rankOf returns the rank of a worker from its environment.
 func rankOf(t *testing.T, pid int) int {
 	t.Helper()
-	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, v := range strings.Split(string(env), "\x00") {
+	for v := range strings.SplitSeq(content(t, "/proc", strconv.Itoa(pid), "environ"), "\x00") {
 		if r, ok := strings.CutPrefix(v, "RANK="); ok {
 			n, err := strconv.Atoi(r)
 			if err != nil {
@@ -240,14 +310,25 @@ func rankOf(t *testing.T, pid int) int {
 
 func (s *started) wait() int {
 	s.t.Helper()
-	err := s.Wait()
-	if exit, ok := err.(*exec.ExitError); ok {
-		return exit.ExitCode()
-	}
-	if err != nil {
+	if err := s.Wait(); err != nil && s.ProcessState == nil {
 		s.t.Fatal(err)
 	}
-	return 0
+	return s.ProcessState.ExitCode()
+}
+
+// ends fails unless a run ends with an exit status.
+func (s *started) ends(want int) {
+	s.t.Helper()
+	if code := s.wait(); code != want {
+		s.t.Fatalf("exit status %d, want %d\n%s", code, want, s.said())
+	}
+}
+
+// stop asks a run to stop, which it does with status 75.
+func (s *started) stop() {
+	s.t.Helper()
+	signal(s.t, s.Process.Pid, syscall.SIGTERM)
+	s.ends(75)
 }
 
 // gone waits until all processes have ended.

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/near"
@@ -12,6 +10,7 @@ import (
 
 // Every kind of mask gives the same result with processes as with goroutines, and the report names it.
 func TestAttentionOfMasks(t *testing.T) {
+	t.Parallel()
 	for name, mask := range map[string]string{
 		"slices_overlap": "slices: 6", "documents_of_samples_keys": "causal, window (8, -1), documents of each " +
 			"sample, their lengths in keys",
@@ -21,8 +20,8 @@ func TestAttentionOfMasks(t *testing.T) {
 		out := filepath.Join(t.TempDir(), "result.safetensors")
 		stdout, _ := must(t, "attention", "--in", in, "--out", out, "--nproc", "3", "--json")
 		var report struct{ Mask string }
-		if err := json.Unmarshal([]byte(stdout), &report); err != nil || report.Mask != mask {
-			t.Errorf("%s: the report's mask is %q, %v", name, report.Mask, err)
+		if decode(t, stdout, &report); report.Mask != mask {
+			t.Errorf("%s: the report's mask is %q", name, report.Mask)
 		}
 		for _, tensor := range []string{"out", "lse", "dq", "dk", "dv"} {
 			if err := near.Each(read(t, out, tensor), read(t, in, tensor), near.Infinities,
@@ -35,6 +34,7 @@ func TestAttentionOfMasks(t *testing.T) {
 
 // A malformed mask ends with status 2 and the name of its key.
 func TestAttentionRefusesMasks(t *testing.T) {
+	t.Parallel()
 	x := make([]float32, 16)
 	for key, value := range map[string]string{
 		"causal": "bottom", "window": "1;2", "docs": "[[4,4]]", "docs_kv": "[8]", "slices": `[[0,8,0,9,"full"]]`,
@@ -47,9 +47,6 @@ func TestAttentionRefusesMasks(t *testing.T) {
 		if err := safetensors.WriteFile(in, map[string]string{key: value}, entries); err != nil {
 			t.Fatal(err)
 		}
-		code, _, stderr := cprun(t, "attention", "--in", in, "--out", in+".out")
-		if code != 2 || !strings.Contains(stderr, `metadata "`+key+`"`) {
-			t.Errorf("%s %s: exit status %d:\n%s", key, value, code, stderr)
-		}
+		invalid(t, []string{"attention", "--in", in, "--out", in + ".out"}, `metadata "`+key+`"`)
 	}
 }

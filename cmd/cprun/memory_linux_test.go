@@ -36,21 +36,13 @@ func stateOf(layers int) int64 {
 
 func testMemoryLimit(t *testing.T, layers int, limit string) {
 	t.Helper()
-	config := filepath.Join(t.TempDir(), "train.yaml")
-	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	yaml := fmt.Sprintf(`
+	config := write(t, t.TempDir(), "train.yaml", fmt.Sprintf(`
 model: {vocab_size: 256, hidden_size: 256, intermediate_size: 688, num_hidden_layers: %d, num_attention_heads: 8}
 data: {path: %s, seq_len: 64}
 train: {steps: 2, deterministic: true}
 optimizer: {grad_clip: 0} # the norm's order of sums differs
 memory: {recompute: none}
-`, layers, text)
-	if err := os.WriteFile(config, []byte(yaml), 0o666); err != nil {
-		t.Fatal(err)
-	}
+`, layers, gettysburg(t)))
 	// run trains under a limit that a line of shell sets, and returns the losses.
 	run := func(limit, shard string) (losses []string, said string, err error) {
 		dir := filepath.Join(t.TempDir(), "run")

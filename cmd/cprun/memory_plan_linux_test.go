@@ -16,10 +16,7 @@ import (
 // The processes of a run never take more than 1.05 times the host line of its plan, nor does the plan say much more.
 // They also train in a control group with that limit, if this user can make one.
 func TestRunsTakeTheMemoryOfTheirPlans(t *testing.T) {
-	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := gettysburg(t)
 	shape := "{vocab_size: 256, hidden_size: 256, intermediate_size: 704, num_hidden_layers: 6, num_attention_heads: 8}"
 	bytes := "{path: " + text + ", tokenizer: bytes, seq_len: 64}"
 	for _, c := range []struct{ name, model, data, more string }{
@@ -30,17 +27,11 @@ func TestRunsTakeTheMemoryOfTheirPlans(t *testing.T) {
 			"num_attention_heads: 2, tie_word_embeddings: true}", conversations(t, 24000), ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "train.yaml")
-			yaml := fmt.Sprintf("model: %s\ndata: %s\ntrain: {steps: 2}\ncheckpoint: {every: 1, async: true}\n%s\n", c.model,
-				c.data, c.more)
-			if err := os.WriteFile(path, []byte(yaml), 0o666); err != nil {
-				t.Fatal(err)
-			}
+			path := write(t, t.TempDir(), "train.yaml", fmt.Sprintf("model: %s\ndata: %s\ntrain: {steps: 2}\n"+
+				"checkpoint: {every: 1, async: true}\n%s\n", c.model, c.data, c.more))
 			var plan struct{ Memory struct{ Host int64 } }
 			out, _ := must(t, "plan", "--device", "cpu", "--nproc", "2", "--json", path)
-			if err := json.Unmarshal([]byte(out), &plan); err != nil {
-				t.Fatal(err)
-			}
+			decode(t, out, &plan)
 			most := plan.Memory.Host * 105 / 100
 			took := trainWithin(t, most, path)
 			t.Logf("%d MiB of %d planned", took>>20, plan.Memory.Host>>20)
@@ -60,11 +51,7 @@ func trainWithin(t *testing.T, limit int64, path string) int64 {
 		c.Args = append([]string{"sh", "-c", "echo $$ >" + dir + `/cgroup.procs && exec "$0" "$@"`, c.Path}, c.Args[1:]...)
 		c.Path = "/bin/sh"
 	}
-	said := new(strings.Builder)
-	c.Stdout, c.Stderr = said, said
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	s := launched(t, c)
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
 	peaks := map[int]int64{} // of the ranks, without the program
@@ -73,7 +60,7 @@ func trainWithin(t *testing.T, limit int64, path string) int64 {
 		select {
 		case err := <-ended:
 			if err != nil {
-				t.Fatalf("with %d bytes: %v\n%s", limit, err, said)
+				t.Fatalf("with %d bytes: %v\n%s", limit, err, s.said())
 			}
 			for _, n := range peaks {
 				launcher += n
@@ -81,25 +68,22 @@ func trainWithin(t *testing.T, limit int64, path string) int64 {
 			return launcher + program
 		case <-time.After(20 * time.Millisecond):
 		}
-		list, err := filepath.Glob("/proc/[0-9]*/status")
-		if err != nil {
-			t.Fatal(err)
+		workers := s.workers()
+		if len(workers) > 0 { // before, it encodes data
+			own := statusOf(s.Process.Pid)
+			launcher = max(launcher, own["VmRSS"]-own["RssFile"])
 		}
-		for _, name := range list {
-			s := statusOf(name)
-			if s["Pid"] == int64(c.Process.Pid) && len(peaks) > 0 { // before, it encodes data
-				launcher = max(launcher, s["VmRSS"]-s["RssFile"])
-			} else if s["PPid"] == int64(c.Process.Pid) {
-				peaks[int(s["Pid"])] = max(peaks[int(s["Pid"])], s["VmHWM"]-s["RssFile"])
-				program = max(program, s["RssFile"])
-			}
+		for _, pid := range workers {
+			w := statusOf(pid)
+			peaks[pid] = max(peaks[pid], w["VmHWM"]-w["RssFile"])
+			program = max(program, w["RssFile"])
 		}
 	}
 }
 
 // statusOf returns the numbers of /proc/PID/status, sizes in bytes.
-func statusOf(path string) map[string]int64 {
-	text, _ := os.ReadFile(path) // nothing of an ended process
+func statusOf(pid int) map[string]int64 {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)) // nothing of an ended process
 	numbers := map[string]int64{}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(line, ":")
@@ -136,20 +120,18 @@ func conversations(t *testing.T, vocab int) string {
 		}
 	}
 	end := map[string]any{"id": vocab - 1, "content": "<|end|>", "special": true}
-	write := func(name string, value any) {
+	put := func(name string, value any) {
 		text, err := json.Marshal(value)
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, name), text, 0o666)
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
+		write(t, dir, name, string(text))
 	}
-	write("tokenizer.json", map[string]any{"added_tokens": []any{end},
+	put("tokenizer.json", map[string]any{"added_tokens": []any{end},
 		"pre_tokenizer": map[string]any{"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
 		"decoder":       map[string]any{"type": "ByteLevel"},
 		"model":         map[string]any{"type": "BPE", "vocab": tokens, "merges": merges}})
-	write("tokenizer_config.json", map[string]any{"eos_token": "<|end|>", "chat_template": "{% for m in messages %}" +
+	put("tokenizer_config.json", map[string]any{"eos_token": "<|end|>", "chat_template": "{% for m in messages %}" +
 		"{{ m.role }}\n{% generation %}{{ m.content }}<|end|>{% endgeneration %}\n{% endfor %}"})
 	var records strings.Builder
 	for i := range 1200 {
@@ -157,9 +139,6 @@ func conversations(t *testing.T, vocab int) string {
 		fmt.Fprintf(&records, `{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "%s"}]}`+"\n",
 			said, said)
 	}
-	path := filepath.Join(dir, "talk.jsonl")
-	if err := os.WriteFile(path, []byte(records.String()), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	path := write(t, dir, "talk.jsonl", records.String())
 	return fmt.Sprintf("{path: %s, tokenizer: %s, eos_token_id: %d, seq_len: 256}", path, dir, vocab-1)
 }

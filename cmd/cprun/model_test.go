@@ -12,16 +12,13 @@ import (
 
 // A fault of a model directory is reported once, with the path once in each line.
 func TestModelsThatAreNone(t *testing.T) {
+	t.Parallel()
 	config := small(t, 2)
 	hf := filepath.Join(t.TempDir(), "hf")
-	dir := filepath.Join(t.TempDir(), "run")
-	must(t, "--run-dir", dir, config)
+	dir, _ := trains(t, config)
 	must(t, "export", dir, "--to", hf)
 	weights := filepath.Join(hf, "model.safetensors")
-	good, err := os.ReadFile(weights)
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := content(t, weights)
 	trained := func(wantCode int, says ...string) {
 		t.Helper()
 		code, _, stderr := cprun(t, "--nproc", "2", "--run-dir", filepath.Join(t.TempDir(), "run"), "--set",
@@ -38,7 +35,7 @@ func TestModelsThatAreNone(t *testing.T) {
 	write(t, hf, "model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 8\n")
 	trained(2, "git lfs pull", weights)
 
-	f, err := safetensors.Open(write(t, t.TempDir(), "good", string(good)))
+	f, err := safetensors.Open(write(t, t.TempDir(), "good", good))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,9 +65,7 @@ func TestModelsThatAreNone(t *testing.T) {
 	write(t, hf, "adapter_config.json", "{}")
 	trained(2, "LoRA adapter")
 	for _, args := range [][]string{{"generate", hf, "--prompt", "a"}, {"eval", hf, "--data", config}} {
-		if code, _, stderr := cprun(t, args...); code != 2 || !strings.Contains(stderr, "LoRA adapter") {
-			t.Errorf("%q: exit status %d\n%s", args, code, stderr)
-		}
+		invalid(t, args, "LoRA adapter")
 	}
 	empty := t.TempDir()
 	for _, args := range [][]string{{"generate", empty, "--prompt", "a"},
@@ -84,6 +79,7 @@ func TestModelsThatAreNone(t *testing.T) {
 
 // Text in UTF-16 is reported as such.
 func TestTextInUTF16(t *testing.T) {
+	t.Parallel()
 	tokenizer := filepath.Join(model(t, "gpt2"), "tokenizer.json")
 	for text, want := range map[string]string{"\xff\xfeh\x00i\x00": "-f utf-16", "\xfe\xff\x00h\x00i": "-f utf-16",
 		"caf\xe9": "-f latin1"} {

@@ -12,7 +12,7 @@ import (
 
 // agents starts a launcher for each list of flags, as nodes of one job on this host. It returns their exit statuses and
 // output.
-func agents(t *testing.T, flags ...[]string) (codes []int, said []string) {
+func agents(t *testing.T, env string, flags ...[]string) (codes []int, said []string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -22,15 +22,10 @@ func agents(t *testing.T, flags ...[]string) (codes []int, said []string) {
 	l.Close()
 	var all []*started
 	for rank, f := range flags {
-		args := append([]string{"--nnodes", fmt.Sprint(len(flags)), "--node-rank", fmt.Sprint(rank), "--rendezvous",
-			meet}, f...)
-		s := &started{Cmd: process(t, args...), t: t}
-		s.Stderr, s.Dir = &s.stderr, t.TempDir()
-		if err := s.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { s.Process.Kill() })
-		all = append(all, s)
+		c := process(t, append([]string{"--nnodes", fmt.Sprint(len(flags)), "--node-rank", fmt.Sprint(rank), "--rendezvous",
+			meet}, f...)...)
+		c.Dir, c.Env = t.TempDir(), append(c.Env, env)
+		all = append(all, launched(t, c))
 	}
 	for _, s := range all {
 		codes, said = append(codes, s.wait()), append(said, s.said())
@@ -38,16 +33,24 @@ func agents(t *testing.T, flags ...[]string) (codes []int, said []string) {
 	return codes, said
 }
 
-// Nodes of different sizes train like one node with the same number of processes, bit for bit.
-func TestNodesTrainAsOne(t *testing.T) {
-	config, dir, one := small(t, 6), filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "one")
-	codes, said := agents(t, []string{"--nproc", "1", "--run-dir", dir, config},
+// together trains on two nodes with one and two ranks, and returns the run directory and the output of the second.
+func together(t *testing.T) (dir, said string) {
+	t.Helper()
+	config, dir := small(t, 6), filepath.Join(t.TempDir(), "run")
+	codes, all := agents(t, "", []string{"--nproc", "1", "--run-dir", dir, config},
 		[]string{"--nproc", "2", "--run-dir", dir, config})
 	if codes[0] != 0 || codes[1] != 0 {
-		t.Fatalf("statuses %v\n%s\n%s", codes, said[0], said[1])
+		t.Fatalf("statuses %v\n%s\n%s", codes, all[0], all[1])
 	}
-	must(t, "--nproc", "3", "--run-dir", one, config)
-	if got, want := curve(metricsOf(t, dir)), curve(metricsOf(t, one)); got != want {
+	return dir, all[1]
+}
+
+// Nodes of different sizes train like one node with the same number of processes, bit for bit.
+func TestNodesTrainAsOne(t *testing.T) {
+	t.Parallel()
+	dir, said := together(t)
+	one, _ := trains(t, "--nproc", "3", small(t, 6))
+	if got, want := curve(t, dir), curve(t, one); got != want {
 		t.Errorf("two nodes:\n%sone:\n%s", got, want)
 	}
 	for rank := range 3 {
@@ -58,38 +61,35 @@ func TestNodesTrainAsOne(t *testing.T) {
 	if st, err := os.Stat(filepath.Join(dir, ".key")); err != nil || st.Mode() != 0o600 {
 		t.Errorf("the key: %v, %v", st, err)
 	}
-	if strings.Contains(said[1], "step ") {
-		t.Errorf("the second node shows steps, too:\n%s", said[1])
+	if strings.Contains(said, "step ") {
+		t.Errorf("the second node shows steps, too:\n%s", said)
+	}
+}
+
+// refuseTogether fails unless two nodes with the same flags end with status 2, and each prints a text once.
+func refuseTogether(t *testing.T, keyFile string, flags []string, want string) {
+	t.Helper()
+	codes, said := agents(t, "CPRUN_KEY_FILE="+keyFile, flags, flags)
+	for i, code := range codes {
+		if code != 2 || strings.Count(said[i], want) != 1 {
+			t.Errorf("node %d: status %d, want 2, and once %q\n%s", i, code, want, said[i])
+		}
 	}
 }
 
 // A fault found by one node ends all, and each prints it once.
 func TestNodesRefuseTogether(t *testing.T) {
-	config := small(t, 6)
-	full := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(full, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("CPRUN_KEY_FILE", privateKey(t))
-	flags := []string{"--nproc", "1", "--run-dir", filepath.Join(full, "run"), config}
-	codes, said := agents(t, flags, flags)
-	for i, code := range codes {
-		if code != 2 || strings.Count(said[i], "not a directory") != 1 {
-			t.Errorf("node %d: status %d, want 2\n%s", i, code, said[i])
-		}
-	}
+	t.Parallel()
+	full := write(t, t.TempDir(), "file", "")
+	flags := []string{"--nproc", "1", "--run-dir", filepath.Join(full, "run"), small(t, 6)}
+	refuseTogether(t, privateKey(t), flags, "not a directory")
 }
 
 // Nodes that do not share the run directory end with status 2 and the fix.
 func TestNodesWithoutASharedDirectory(t *testing.T) {
-	t.Setenv("CPRUN_KEY_FILE", privateKey(t))
-	flags := []string{"--nproc", "1", "--max-restarts", "3", "--run-dir", "/proc/self/cwd/run", small(t, 600)}
-	codes, said := agents(t, flags, flags)
-	for i, code := range codes {
-		if code != 2 || strings.Count(said[i], "name a --run-dir on a file system that all nodes share") != 1 {
-			t.Errorf("node %d: status %d, want 2\n%s", i, code, said[i])
-		}
-	}
+	t.Parallel()
+	refuseTogether(t, privateKey(t), []string{"--nproc", "1", "--max-restarts", "3", "--run-dir", "/proc/self/cwd/run",
+		small(t, 600)}, "name a --run-dir on a file system that all nodes share")
 }
 
 // privateKey writes a file for CPRUN_KEY_FILE.
@@ -104,42 +104,35 @@ func privateKey(t *testing.T) string {
 // Nodes without a place for the key, or with an invalid key file, end with status 2, the path and the fix before
 // anything runs.
 func TestNodesWithoutKey(t *testing.T) {
+	t.Parallel()
 	config, dir := small(t, 6), t.TempDir()
-	wrong := filepath.Join(dir, ".key")
-	if err := errors.Join(os.WriteFile(wrong, []byte("garbage\n"), 0o600),
-		os.WriteFile(filepath.Join(dir, "open"), nil, 0o644)); err != nil {
+	wrong, open, none := filepath.Join(dir, ".key"), filepath.Join(dir, "open"), filepath.Join(dir, "none")
+	if err := errors.Join(os.WriteFile(wrong, []byte("garbage\n"), 0o600), os.WriteFile(open, nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	for name, c := range map[string]struct {
-		env   string
-		flags []string
-		want  []string
+	for _, c := range []struct {
+		keyFile string
+		flags   []string
+		want    []string
 	}{
-		"no directory": {flags: []string{config}, want: []string{"--run-dir", "CPRUN_KEY_FILE"}},
-		"a garbage key": {flags: []string{"--run-dir", dir, config},
-			want: []string{wrong, "8 bytes", "CPRUN_KEY_FILE"}},
-		"an open file": {env: filepath.Join(dir, "open"), flags: []string{"--run-dir", dir, config},
-			want: []string{filepath.Join(dir, "open"), "0644"}},
-		"a file that is not there": {env: filepath.Join(dir, "none"), flags: []string{config},
-			want: []string{filepath.Join(dir, "none"), "openssl rand"}},
+		{"", []string{config}, []string{"--run-dir", "CPRUN_KEY_FILE"}},
+		{"", []string{"--run-dir", dir, config}, []string{wrong, "8 bytes", "CPRUN_KEY_FILE"}},
+		{open, []string{"--run-dir", dir, config}, []string{open, "0644"}},
+		{none, []string{config}, []string{none, "openssl rand"}},
 	} {
-		t.Setenv("CPRUN_KEY_FILE", c.env)
-		codes, said := agents(t, c.flags, c.flags)
+		codes, said := agents(t, "CPRUN_KEY_FILE="+c.keyFile, c.flags, c.flags)
 		for i, code := range codes {
 			if code != 2 || strings.Contains(said[i], "run directory ") {
-				t.Errorf("%s, node %d: status %d, want 2\n%s", name, i, code, said[i])
+				t.Errorf("%q, node %d: status %d, want 2\n%s", c.want, i, code, said[i])
 			}
-			for _, w := range c.want {
-				if strings.Count(said[i], w) < 1 {
-					t.Errorf("%s, node %d does not name %s\n%s", name, i, w, said[i])
-				}
-			}
+			contains(t, fmt.Sprintf("node %d", i), said[i], c.want...)
 		}
 	}
 }
 
 // Tasks of another launcher need no flag: the key file is in runs, with the name of the job.
 func TestTasksWithoutRunDir(t *testing.T) {
+	t.Parallel()
 	config := small(t, 2)
 	for name, env := range map[string]string{
 		".job-7.key": "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 " +
@@ -151,18 +144,12 @@ func TestTasksWithoutRunDir(t *testing.T) {
 		dir := t.TempDir()
 		var all []*started
 		for rank := range 2 {
-			s := &started{Cmd: process(t, "--device", "cpu", config), t: t}
-			s.Stderr, s.Dir, s.Env = &s.stderr, dir, append(s.Env, strings.Fields(fmt.Sprintf(env, rank))...)
-			if err := s.Start(); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { s.Process.Kill() })
-			all = append(all, s)
+			c := process(t, "--device", "cpu", config)
+			c.Dir, c.Env = dir, append(c.Env, strings.Fields(fmt.Sprintf(env, rank))...)
+			all = append(all, launched(t, c))
 		}
-		for rank, s := range all {
-			if code := s.wait(); code != 0 {
-				t.Errorf("%s, rank %d: status %d\n%s", name, rank, code, s.said())
-			}
+		for _, s := range all {
+			s.ends(0)
 		}
 		keys, _ := filepath.Glob(filepath.Join(dir, "runs", ".*"))
 		if match, _ := filepath.Match(name, filepath.Base(strings.Join(keys, " "))); !match || len(keys) != 1 {
@@ -173,9 +160,11 @@ func TestTasksWithoutRunDir(t *testing.T) {
 
 // An operator states the processes of a job of one node too.
 func TestProcessesOfOneNode(t *testing.T) {
-	t.Setenv("PET_NPROC_PER_NODE", "2")
+	t.Parallel()
 	dir := t.TempDir()
-	must(t, "--run-dir", dir, small(t, 1))
+	if code, _, stderr := with(t, []string{"PET_NPROC_PER_NODE=2"}, "--run-dir", dir, small(t, 1)); code != 0 {
+		t.Errorf("exit status %d\n%s", code, stderr)
+	}
 	if logs, err := filepath.Glob(filepath.Join(dir, "logs", "rank-*.log")); err != nil || len(logs) != 2 {
 		t.Errorf("logs %v, %v: want 2", logs, err)
 	}

@@ -16,27 +16,22 @@ const endless = 1000000
 
 // The failed rank comes last on the terminal, after which no trace is missed. A run that is done misses it.
 func TestFailedRankComesLast(t *testing.T) {
+	t.Parallel()
 	for blocked, want := range map[string]int{"logs/trace-rank-0000.json": 1, "trace.json": 0} {
 		dir := t.TempDir()
-		if err := os.MkdirAll(filepath.Join(dir, blocked, "x"), 0o777); err != nil {
-			t.Fatal(err)
-		}
+		write(t, filepath.Join(dir, blocked), "x", "")
 		code, _, stderr := cprun(t, "--run-dir", dir, "--set", "log.trace_steps=1", small(t, 1))
 		_, after, _ := strings.Cut(stderr, "rank 0 failed")
 		if code != want || strings.Contains(after, "merged trace") || code == 0 && !strings.Contains(stderr, "merged trace") {
 			t.Errorf("%s is a directory: exit status %d\n%s", blocked, code, stderr)
 		}
-		log, err := os.ReadFile(filepath.Join(dir, "logs/launcher.log"))
-		if err != nil || !strings.Contains(string(log), "merged trace") {
-			t.Errorf("%s is a directory: %v, the launcher's log:\n%s", blocked, err, log)
-		}
+		contains(t, "the launcher's log", content(t, dir, "logs/launcher.log"), "merged trace")
 	}
 }
 
 func TestTrainWritesTheRunDirectory(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "run")
-	_, stderr := must(t, "--nproc", "3", "--run-dir", dir, "--set", "checkpoint.every=4", "--set", "log.trace_steps=2",
-		small(t, 10))
+	t.Parallel()
+	dir, stderr := trains(t, "--nproc", "3", "--set", "checkpoint.every=4", "--set", "log.trace_steps=2", small(t, 10))
 	for _, f := range []string{
 		"config.yaml", "plan.json", "metrics.jsonl", "logs/rank-0000.log", "logs/rank-0002.log", "trace.json",
 		"checkpoints/latest", "checkpoints/step-00000010/manifest.json", "checkpoints/step-00000004/manifest.json",
@@ -48,8 +43,7 @@ func TestTrainWritesTheRunDirectory(t *testing.T) {
 	if events, _ := filepath.Glob(filepath.Join(dir, "*tfevents*")); len(events) != 1 {
 		t.Errorf("event files: %v, want one", events)
 	}
-	if latest, _ := os.ReadFile(filepath.Join(dir,
-		"checkpoints/latest")); strings.TrimSpace(string(latest)) != "step-00000010" {
+	if latest := content(t, dir, "checkpoints/latest"); latest != "step-00000010\n" {
 		t.Errorf("latest is %q", latest)
 	}
 	ms := metricsOf(t, dir)
@@ -63,23 +57,19 @@ func TestTrainWritesTheRunDirectory(t *testing.T) {
 			t.Errorf("metrics have no %s: %v", key, ms[0])
 		}
 	}
-	if !strings.Contains(stderr, "step 10/10") || !strings.Contains(stderr, dir) {
-		t.Errorf("the terminal does not tell the last step and the run directory:\n%s", stderr)
-	}
+	contains(t, "the terminal", stderr, "step 10/10", dir)
 	// The resolved config runs unchanged, to the same losses.
-	again := filepath.Join(t.TempDir(), "again")
-	must(t, "--nproc", "3", "--run-dir", again, filepath.Join(dir, "config.yaml"))
-	if got, want := curve(metricsOf(t, again)), curve(ms); got != want {
+	again, _ := trains(t, "--nproc", "3", filepath.Join(dir, "config.yaml"))
+	if got, want := curve(t, again), curve(t, dir); got != want {
 		t.Errorf("the resolved config gives\n%swant\n%s", got, want)
 	}
 }
 
 // TestErrorOfTheLauncherIsPrintedOnce lets the launcher fail before it starts a worker.
 func TestErrorOfTheLauncherIsPrintedOnce(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "run")
-	if err := os.MkdirAll(filepath.Join(dir, "logs", "rank-0000.log"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "logs", "rank-0000.log"), "x", "")
 	code, _, stderr := cprun(t, "--run-dir", dir, small(t, 1))
 	if want := "cprun: log of rank 0: "; code != 1 || strings.Count(stderr, want) != 1 {
 		t.Errorf("status %d, %q not once in\n%s", code, want, stderr)
@@ -87,6 +77,7 @@ func TestErrorOfTheLauncherIsPrintedOnce(t *testing.T) {
 }
 
 func TestKilledWorkerIsNamedAndNothingIsLeft(t *testing.T) {
+	t.Parallel()
 	s := start(t, filepath.Join(t.TempDir(), "run"), "--nproc", "4", small(t, endless))
 	s.afterStep(3)
 	workers := s.workers()
@@ -96,18 +87,17 @@ func TestKilledWorkerIsNamedAndNothingIsLeft(t *testing.T) {
 	victim := workers[2]
 	rank := rankOf(t, victim)
 	signal(t, victim, syscall.SIGKILL)
-	if code := s.wait(); code != 1 {
-		t.Errorf("exit status %d, want 1", code)
-	}
+	s.ends(1)
 	gone(t, workers)
-	lines := strings.Split(strings.TrimSpace(s.stderr.String()), "\n")
+	lines := strings.Split(strings.TrimSpace(s.said()), "\n")
 	last := strings.Join(lines[max(0, len(lines)-5):], "\n")
 	if !strings.Contains(last, fmt.Sprintf("rank %d failed", rank)) || !strings.Contains(last, "SIGKILL") {
-		t.Errorf("the last lines do not name rank %d and SIGKILL:\n%s", rank, s.stderr.String())
+		t.Errorf("the last lines do not name rank %d and SIGKILL:\n%s", rank, s.said())
 	}
 }
 
 func TestKilledLauncherLeavesNothing(t *testing.T) {
+	t.Parallel()
 	s := start(t, filepath.Join(t.TempDir(), "run"), "--nproc", "3", small(t, endless))
 	s.afterStep(1)
 	workers := s.workers()
@@ -121,6 +111,7 @@ func TestKilledLauncherLeavesNothing(t *testing.T) {
 
 // A stopped and resumed run must have the losses of an uninterrupted one.
 func TestSIGTERMCheckpointsAndResumeRepeats(t *testing.T) {
+	t.Parallel()
 	for _, shard := range []string{"none", "parameters"} {
 		t.Run(shard, func(t *testing.T) {
 			flags := []string{"--nproc", "4", "--set", "memory.shard=" + shard}
@@ -128,19 +119,15 @@ func TestSIGTERMCheckpointsAndResumeRepeats(t *testing.T) {
 			s := start(t, dir, append(flags, small(t, endless))...)
 			s.afterStep(5)
 			workers := s.workers()
-			signal(t, s.Process.Pid, syscall.SIGTERM)
-			if code := s.wait(); code != 75 {
-				t.Fatalf("exit status %d, want 75\n%s", code, s.stderr.String())
-			}
+			s.stop()
 			gone(t, workers)
 			stopped := len(metricsOf(t, dir))
 			steps := stopped + 5
 			must(t, append(flags, "--run-dir", dir, "--set", fmt.Sprintf("train.steps=%d", steps),
 				small(t, endless))...)
 
-			whole := filepath.Join(t.TempDir(), "whole")
-			must(t, append(flags, "--run-dir", whole, small(t, steps))...)
-			if got, want := curve(metricsOf(t, dir)), curve(metricsOf(t, whole)); got != want {
+			whole, _ := trains(t, append(flags, small(t, steps))...)
+			if got, want := curve(t, dir), curve(t, whole); got != want {
 				t.Errorf("stopped after step %d and gone on:\n%swant\n%s", stopped, got, want)
 			}
 		})
@@ -150,23 +137,14 @@ func TestSIGTERMCheckpointsAndResumeRepeats(t *testing.T) {
 // The command printed by a stopped run resumes it, even without --run-dir. The launcher's log contains all output, and
 // the changed keys of the next start.
 func TestTheNamedCommandGoesOn(t *testing.T) {
+	t.Parallel()
 	config, work := small(t, endless), t.TempDir()
-	s := &started{Cmd: process(t, "--nproc", "2", "--resume", "never", config), t: t}
-	s.Dir, s.Stderr = work, &s.stderr
-	if err := s.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Process.Kill() })
+	p := process(t, "--nproc", "2", "--resume", "never", config)
+	p.Dir = work
+	s := launched(t, p)
 	s.until("step 2", func() bool { return strings.Contains(s.said(), "step 2/") })
-	signal(t, s.Process.Pid, syscall.SIGTERM)
-	if code := s.wait(); code != 75 {
-		t.Fatalf("exit status %d, want 75\n%s", code, s.stderr.String())
-	}
-	_, again, ok := strings.Cut(s.stderr.String(), "to resume: ")
-	if !ok {
-		t.Fatalf("no command is named:\n%s", s.stderr.String())
-	}
-	again, _, _ = strings.Cut(again, "\n")
+	s.stop()
+	again := s.resumes()
 	dirs, err := filepath.Glob(filepath.Join(work, "runs", "*"))
 	if err != nil || len(dirs) != 1 {
 		t.Fatalf("run directories %q, %v", dirs, err)
@@ -174,56 +152,55 @@ func TestTheNamedCommandGoesOn(t *testing.T) {
 	stopped := len(metricsOf(t, dirs[0]))
 	c := exec.Command("sh", "-c", again+fmt.Sprintf(" --set train.steps=%d", stopped+3))
 	c.Dir, c.Env = work, s.Env
-	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out),
-		fmt.Sprintf("going on from step %d ", stopped)) {
+	out, err := c.CombinedOutput()
+	if err != nil {
 		t.Fatalf("%s: %v\n%s", again, err, out)
 	}
+	contains(t, again, string(out), fmt.Sprintf("going on from step %d ", stopped))
 	if n := len(metricsOf(t, dirs[0])); n != stopped+3 {
 		t.Errorf("%d steps in the metrics, want %d", n, stopped+3)
 	}
-	log, err := os.ReadFile(filepath.Join(dirs[0], "logs", "launcher.log"))
-	if err != nil {
-		t.Fatal(err)
+	contains(t, "launcher.log", content(t, dirs[0], "logs", "launcher.log"), "Z run directory ", "to resume: "+again,
+		fmt.Sprintf("train.steps: %d -> %d", endless, stopped+3), "config-1.yaml",
+		fmt.Sprintf("going on from step %d ", stopped), "Z step 1/", "Z done in ")
+	contains(t, "config-1.yaml", content(t, dirs[0], "config-1.yaml"), fmt.Sprintf("steps: %d", endless))
+}
+
+// resumes returns the command that a stopped run prints.
+func (s *started) resumes() string {
+	s.t.Helper()
+	_, command, ok := strings.Cut(s.said(), "to resume: ")
+	if !ok {
+		s.t.Fatalf("no command is named:\n%s", s.said())
 	}
-	for _, want := range []string{
-		"Z run directory ", "to resume: " + again, fmt.Sprintf("train.steps: %d -> %d", endless, stopped+3),
-		"config-1.yaml", fmt.Sprintf("going on from step %d ", stopped), "Z step 1/", "Z done in ",
-	} {
-		if !strings.Contains(string(log), want) {
-			t.Errorf("launcher.log does not say %q:\n%s", want, log)
-		}
-	}
-	if kept, err := os.ReadFile(filepath.Join(dirs[0], "config-1.yaml")); err != nil ||
-		!strings.Contains(string(kept), fmt.Sprintf("steps: %d", endless)) {
-		t.Errorf("config-1.yaml: %v\n%s", err, kept)
-	}
+	command, _, _ = strings.Cut(command, "\n")
+	return command
 }
 
 // A run with no steps left reports it.
 func TestNothingLeftToDo(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "run")
-	must(t, "--run-dir", dir, small(t, 2))
-	if _, stderr := must(t, "--run-dir", dir, small(t, 2)); !strings.Contains(stderr, "no steps were left") {
-		t.Errorf("it says\n%s", stderr)
-	}
+	t.Parallel()
+	dir, _ := trains(t, small(t, 2))
+	_, stderr := must(t, "--run-dir", dir, small(t, 2))
+	contains(t, "stderr", stderr, "no steps were left")
 }
 
 func TestResumeOnAnotherNumberOfRanks(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "run")
-	must(t, "--nproc", "3", "--run-dir", dir, small(t, 4))
+	t.Parallel()
+	dir, _ := trains(t, "--nproc", "3", small(t, 4))
 	must(t, "--nproc", "2", "--run-dir", dir, "--set", "train.steps=6", small(t, 4))
 	if n := len(metricsOf(t, dir)); n != 6 {
 		t.Errorf("%d lines of metrics, want 6", n)
 	}
 	// A checkpoint can also start a new run.
-	other := filepath.Join(t.TempDir(), "other")
-	must(t, "--run-dir", other, "--resume", dir, "--set", "train.steps=7", small(t, 4))
+	other, _ := trains(t, "--resume", dir, "--set", "train.steps=7", small(t, 4))
 	if got := metricsOf(t, other); len(got) != 1 || string(got[0]["step"]) != "7" {
 		t.Errorf("going on from %s gave %v, want step 7 alone", dir, got)
 	}
 }
 
 func TestInterruptTwiceEndsAtOnce(t *testing.T) {
+	t.Parallel()
 	s := start(t, filepath.Join(t.TempDir(), "run"), "--nproc", "2", small(t, endless))
 	s.afterStep(1)
 	workers := s.workers()
@@ -248,13 +225,12 @@ func TestInterruptTwiceEndsAtOnce(t *testing.T) {
 		}
 		return heard()
 	})
-	if code := s.wait(); code != 130 {
-		t.Errorf("exit status %d, want 130\n%s", code, s.stderr.String())
-	}
+	s.ends(130)
 	gone(t, workers)
 }
 
 func TestRestartGoesOnFromTheCheckpoint(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "run")
 	s := start(t, dir, "--nproc", "2", "--max-restarts", "1", "--set", "checkpoint.every=2", small(t, endless))
 	s.afterStep(5)
@@ -263,10 +239,7 @@ func TestRestartGoesOnFromTheCheckpoint(t *testing.T) {
 	gone(t, first)
 	before := len(metricsOf(t, dir))
 	s.until("steps after the restart", func() bool { return len(metricsOf(t, dir)) > before+1 })
-	signal(t, s.Process.Pid, syscall.SIGTERM)
-	if code := s.wait(); code != 75 {
-		t.Errorf("exit status %d, want 75\n%s", code, s.stderr.String())
-	}
+	s.stop()
 	for i, m := range metricsOf(t, dir) {
 		if string(m["step"]) != fmt.Sprint(i+1) {
 			t.Fatalf("line %d of metrics is step %s", i+1, m["step"])
@@ -275,14 +248,15 @@ func TestRestartGoesOnFromTheCheckpoint(t *testing.T) {
 }
 
 func TestTwoJobsDoNotCollide(t *testing.T) {
+	t.Parallel()
 	config := small(t, 8)
 	root := t.TempDir()
 	a := start(t, filepath.Join(root, "a"), "--nproc", "2", config)
 	b := start(t, filepath.Join(root, "b"), "--nproc", "2", config)
 	if x, y := a.wait(), b.wait(); x != 0 || y != 0 {
-		t.Fatalf("exit statuses %d and %d\n%s\n%s", x, y, a.stderr.String(), b.stderr.String())
+		t.Fatalf("exit statuses %d and %d\n%s\n%s", x, y, a.said(), b.said())
 	}
-	if x, y := curve(metricsOf(t, a.dir)), curve(metricsOf(t, b.dir)); x != y {
+	if x, y := curve(t, a.dir), curve(t, b.dir); x != y {
 		t.Errorf("two runs of one config differ:\n%s\n%s", x, y)
 	}
 }

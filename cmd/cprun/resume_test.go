@@ -14,8 +14,8 @@ import (
 // trained returns a config, and the directory of its run with checkpoints of steps 2 and 4.
 func trained(t *testing.T) (config, dir string) {
 	t.Helper()
-	config, dir = small(t, 4), filepath.Join(t.TempDir(), "run")
-	must(t, "--nproc", "2", "--run-dir", dir, "--set", "checkpoint.every=2", config)
+	config = small(t, 4)
+	dir, _ = trains(t, "--nproc", "2", "--set", "checkpoint.every=2", config)
 	return config, dir
 }
 
@@ -42,21 +42,14 @@ func refused(t *testing.T, dir string, want []string, args ...string) {
 		return b.String()
 	}
 	before := state()
-	code, _, stderr := cprun(t, args...)
-	if code != 2 {
-		t.Errorf("cprun %q: exit status %d, want 2\n%s", args, code, stderr)
-	}
-	for _, w := range want {
-		if !strings.Contains(stderr, w) {
-			t.Errorf("cprun %q: stderr does not say %q:\n%s", args, w, stderr)
-		}
-	}
+	invalid(t, args, want...)
 	if after := state(); after != before {
 		t.Errorf("cprun %q changed the run from\n%s\nto\n%s", args, before, after)
 	}
 }
 
 func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
+	t.Parallel()
 	config, dir := trained(t)
 	damage(t, dir, 4)
 	refused(t, dir, []string{"step-00000004", "not whole"}, "--run-dir", filepath.Join(t.TempDir(), "new"), "--resume",
@@ -66,10 +59,7 @@ func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 	stdout, _ := must(t, "export", dir, "--to", filepath.Join(t.TempDir(), "hf"))
 	_, stderr := must(t, "--run-dir", filepath.Join(t.TempDir(), "new"), "--resume", dir, config)
 	for what, text := range map[string]string{"export": stdout, "train": stderr} {
-		if !strings.Contains(text, "checkpoint skipped:") || !strings.Contains(text, "step-00000004") ||
-			!strings.Contains(text, "step 2") {
-			t.Errorf("%s does not say that it is of step 2:\n%s", what, text)
-		}
+		contains(t, what, text, "checkpoint skipped:", "step-00000004", "step 2")
 	}
 	damage(t, dir, 2)
 	refused(t, dir, []string{"all of them damaged", "step-00000002", "step-00000004", "another --run-dir"}, "--run-dir",
@@ -77,27 +67,21 @@ func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 }
 
 func TestCheckpointsThatCannotBeReadAreRefused(t *testing.T) {
+	t.Parallel()
 	config, dir := trained(t)
-	manifest := filepath.Join(dir, "checkpoints", "step-00000004", "manifest.json")
-	text, err := os.ReadFile(manifest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(manifest, []byte(strings.Replace(string(text), `"version": 2`, `"version": 7`, 1)),
-		0o666); err != nil {
-		t.Fatal(err)
-	}
+	checkpoint := filepath.Join(dir, "checkpoints", "step-00000004")
+	write(t, checkpoint, "manifest.json", strings.Replace(content(t, checkpoint, "manifest.json"), `"version": 2`,
+		`"version": 7`, 1))
 	refused(t, dir, []string{"version 7", "another --run-dir"}, "--run-dir", dir, config)
 
 	file := t.TempDir()
-	if err := os.WriteFile(filepath.Join(file, "checkpoints"), nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	write(t, file, "checkpoints", "")
 	refused(t, file, []string{"not a directory", "another --run-dir"}, "--run-dir", file, config)
 }
 
 // These models have equal weight shapes.
 func TestOtherModelKeysAreRefusedAndOtherDataTold(t *testing.T) {
+	t.Parallel()
 	config, dir := trained(t)
 	for key, value := range map[string]string{"num_attention_heads": "8", "rope_theta": "500000.0",
 		"sliding_window": "16", "rms_norm_eps": "1.0e-5"} {
@@ -109,12 +93,8 @@ func TestOtherModelKeysAreRefusedAndOtherDataTold(t *testing.T) {
 	}
 	changed := []string{"--run-dir", dir, "--set", "data.seq_len=100", "--set", "data.seed=2", "--set", "data.train_on=all"}
 	_, stderr := must(t, append(changed, "--set", "train.steps=5", config)...)
-	for _, w := range []string{"data.seq_len is 200 in the checkpoint and 100 here", "data.seed", "data.train_on is",
-		"sample 4"} {
-		if !strings.Contains(stderr, w) {
-			t.Errorf("stderr does not say %q:\n%s", w, stderr)
-		}
-	}
+	contains(t, "stderr", stderr, "data.seq_len is 200 in the checkpoint and 100 here", "data.seed", "data.train_on is",
+		"sample 4")
 	// Equal data and harmless changes cause no message.
 	_, stderr = must(t, append(changed, "--set", "train.steps=6", "--set", "optimizer.lr=1.0e-4", config)...)
 	if strings.Contains(stderr, "warning") {
@@ -124,8 +104,9 @@ func TestOtherModelKeysAreRefusedAndOtherDataTold(t *testing.T) {
 
 // More steps raise the learning rate of a finished schedule.
 func TestAJumpOfTheLearningRateIsTold(t *testing.T) {
-	config, dir := small(t, 4), filepath.Join(t.TempDir(), "run")
-	must(t, "--run-dir", dir, "--set", "lr_schedule.name=linear", config)
+	t.Parallel()
+	config := small(t, 4)
+	dir, _ := trains(t, "--set", "lr_schedule.name=linear", config)
 	_, stderr := must(t, "--run-dir", dir, "--set", "lr_schedule.name=linear", "--set", "train.steps=8", config)
 	n := strings.Count(stderr, "learning rate of step 5 is 0.00055")
 	if n != 1 || !strings.Contains(stderr, "train.steps 4 -> 8") {
@@ -140,32 +121,28 @@ func TestAJumpOfTheLearningRateIsTold(t *testing.T) {
 
 // Without data.seed in the config, the run keeps the checkpoint's order of samples.
 func TestTheOrderOfACheckpointGoesOn(t *testing.T) {
+	t.Parallel()
 	set := func(seed string, more ...string) []string {
 		return append([]string{"--set", "data.seq_len=16", "--set", "model.num_hidden_layers=1", "--set", seed},
 			more...)
 	}
 	config := small(t, 4)
-	whole, parts := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "parts")
-	must(t, set("data.seed=5", "--run-dir", whole, config)...)
-	must(t, set("data.seed=5", "--run-dir", parts, "--set", "train.steps=2", config)...)
+	whole, _ := trains(t, set("data.seed=5", config)...)
+	parts, _ := trains(t, set("data.seed=5", "--set", "train.steps=2", config)...)
 	_, stderr := must(t, set("train.seed=9", "--run-dir", parts, config)...)
 	if strings.Contains(stderr, "data.seed") {
 		t.Errorf("another order is told of:\n%s", stderr)
 	}
-	want, got := metricsOf(t, whole), metricsOf(t, parts)
-	for i := range want {
-		if len(got) != len(want) || string(got[i]["loss"]) != string(want[i]["loss"]) {
-			t.Fatalf("step %d: loss %s, want %s", i+1, got[i]["loss"], want[i]["loss"])
-		}
+	if got, want := curve(t, parts), curve(t, whole); got != want {
+		t.Fatalf("stopped and gone on:\n%swant\n%s", got, want)
 	}
 	_, stderr = must(t, set("data.seed=6", "--run-dir", parts, "--set", "train.steps=5", config)...)
-	if !strings.Contains(stderr, "data.seed is 5 in the checkpoint and 6 here") {
-		t.Errorf("another order is not told of:\n%s", stderr)
-	}
+	contains(t, "another order", stderr, "data.seed is 5 in the checkpoint and 6 here")
 }
 
 // Another spelling of the same model is accepted.
 func TestEqualModelsAreNotRefused(t *testing.T) {
+	t.Parallel()
 	config, dir := trained(t)
 	for i, set := range []string{"model.layer_types=[full_attention, full_attention]",
 		"model.rope_scaling={rope_type: linear, factor: 1}"} {
@@ -175,6 +152,7 @@ func TestEqualModelsAreNotRefused(t *testing.T) {
 
 // The same command resumes after the checkpoint of --resume is gone.
 func TestNamedCheckpointIsNeededOnce(t *testing.T) {
+	t.Parallel()
 	config, dir := trained(t)
 	from := filepath.Join(dir, "checkpoints", "step-00000002")
 	other := filepath.Join(t.TempDir(), "other")
@@ -184,12 +162,8 @@ func TestNamedCheckpointIsNeededOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, stderr := must(t, append([]string{"--set", "train.steps=6"}, args...)...)
-	if !strings.Contains(stderr, "going on from step 4 of "+other) {
-		t.Errorf("it did not go on from its own checkpoint:\n%s", stderr)
-	}
-	if !strings.Contains(stderr, "--resume "+from+" ignored") || !strings.Contains(stderr, "step-00000004") {
-		t.Errorf("--resume is not reported as ignored:\n%s", stderr)
-	}
+	contains(t, "it goes on from its own checkpoint", stderr, "going on from step 4 of "+other,
+		"--resume "+from+" ignored", "step-00000004")
 	own := filepath.Join(other, "checkpoints", "step-00000004")
 	for path, want := range map[string]bool{other: false, filepath.Dir(own): false, own: true} {
 		_, stderr := must(t, "--run-dir", other, "--set", "train.steps=7", "--resume", path, "--dry-run", config)
@@ -200,28 +174,21 @@ func TestNamedCheckpointIsNeededOnce(t *testing.T) {
 }
 
 func TestASecondRunInTheDirectoryIsRefused(t *testing.T) {
+	t.Parallel()
 	s := start(t, filepath.Join(t.TempDir(), "run"), small(t, endless))
 	s.afterStep(1)
-	before, err := os.ReadFile(filepath.Join(s.dir, "config.yaml"))
-	if err != nil {
-		t.Fatal(err)
+	before := content(t, s.dir, "config.yaml")
+	invalid(t, []string{"--run-dir", s.dir, "--nproc", "2", small(t, 3)}, "locked by another process")
+	if content(t, s.dir, "config.yaml") != before {
+		t.Error("config.yaml was replaced")
 	}
-	code, _, stderr := cprun(t, "--run-dir", s.dir, "--nproc", "2", small(t, 3))
-	if code != 2 || !strings.Contains(stderr, "locked by another process") {
-		t.Errorf("exit status %d, want 2:\n%s", code, stderr)
-	}
-	if after, err := os.ReadFile(filepath.Join(s.dir, "config.yaml")); err != nil || string(after) != string(before) {
-		t.Errorf("config.yaml was replaced (%v)", err)
-	}
-	signal(t, s.Process.Pid, syscall.SIGTERM)
-	if code := s.wait(); code != 75 {
-		t.Errorf("the first run: exit status %d, want 75\n%s", code, s.said())
-	}
+	s.stop()
 }
 
 // The text is a line and a sparse terabyte. The search for document ends keeps the input check running as long as the
 // test needs.
 func TestSignalsWhileInputIsChecked(t *testing.T) {
+	t.Parallel()
 	text := filepath.Join(t.TempDir(), "text.txt")
 	if err := errors.Join(os.WriteFile(text, bytes.Repeat([]byte("a"), 1<<10), 0o600),
 		os.Truncate(text, 1<<40)); err != nil {
@@ -251,39 +218,27 @@ func opened(pid int, path string) bool {
 
 // Epochs become steps, in plans too, and a resume takes up more of them. Without data they stay.
 func TestEpochs(t *testing.T) {
-	run := filepath.Join(t.TempDir(), "run")
+	t.Parallel()
 	base := small(t, 1)
-	text := filepath.Join(t.TempDir(), "a.txt")
-	if err := os.WriteFile(text, bytes.Repeat([]byte("a"), 5*8+1), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	text := write(t, t.TempDir(), "a.txt", strings.Repeat("a", 5*8+1))
 	of := func(epochs, path string) []string {
 		return []string{"--set", "train={epochs: " + epochs + ", global_batch_size: 2}", "--set", "data.path=" + path,
 			"--set", "data.seq_len=8", "--set", "lr_schedule={warmup_ratio: 0.5}", base}
 	}
-	for epochs, want := range map[string][]string{"1": {"steps: 3\n", "epochs: null\n", "warmup_steps: 2\n"},
-		"2": {"steps: 5\n", "samples: 10\n", "epochs: null\n", "warmup_steps: 3\n"}} {
+	for epochs, want := range map[string][]string{"1": {" steps: 3\n", " epochs: null\n", " warmup_steps: 2\n"},
+		"2": {" steps: 5\n", " samples: 10\n", " epochs: null\n", " warmup_steps: 3\n"}} {
 		stdout, _ := must(t, append([]string{"plan", "--verbose"}, of(epochs, text)...)...)
-		for _, line := range want {
-			if !strings.Contains(stdout, " "+line) {
-				t.Errorf("the plan of %s epochs has no %q:\n%s", epochs, line, stdout)
-			}
-		}
+		contains(t, "the plan of "+epochs, stdout, want...)
 	}
 	stdout, _ := must(t, append([]string{"plan", "--verbose", "--assume", "gpus=1,arch=sm90"}, of("2", "/no/x.txt")...)...)
-	if !strings.Contains(stdout, " steps: null\n") || !strings.Contains(stdout, " warmup_ratio: 0.5\n") {
-		t.Errorf("the plan without data:\n%s", stdout)
-	}
-	grid := filepath.Join(t.TempDir(), "grid.yaml")
-	yaml := fmt.Sprintf("base: %s\nset: {train.epochs: 1}\ngrid: {data.seq_len: [100, 200]}\nwarmup: 1\n", base)
-	if err := os.WriteFile(grid, []byte(yaml), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	contains(t, "the plan without data", stdout, " steps: null\n", " warmup_ratio: 0.5\n")
+	grid := write(t, t.TempDir(), "grid.yaml", fmt.Sprintf("base: %s\nset: {train.epochs: 1}\n"+
+		"grid: {data.seq_len: [100, 200]}\nwarmup: 1\n", base))
 	must(t, "scale", grid, "--plan", "--out", filepath.Join(t.TempDir(), "scale"))
-	must(t, append([]string{"--run-dir", run}, of("1", text)...)...)
+	run, _ := trains(t, of("1", text)...)
 	must(t, append([]string{"--run-dir", run}, of("2", text)...)...)
-	metrics, err := os.ReadFile(filepath.Join(run, "metrics.jsonl"))
-	if n := bytes.Count(metrics, []byte("\n")); err != nil || n != 6 || !bytes.Contains(metrics, []byte(`"epoch":2,`)) {
-		t.Errorf("%d lines of metrics, %v, want 6:\n%s", n, err, metrics)
+	metrics := content(t, run, "metrics.jsonl")
+	if n := strings.Count(metrics, "\n"); n != 6 || !strings.Contains(metrics, `"epoch":2,`) {
+		t.Errorf("%d lines of metrics, want 6:\n%s", n, metrics)
 	}
 }

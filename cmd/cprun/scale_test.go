@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/csv"
 	"fmt"
 	"os"
@@ -45,28 +44,19 @@ limit: 4s
 // experimentFile writes an experiment over a small config.
 func experimentFile(t *testing.T, text string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "grid.yaml")
-	if err := os.WriteFile(path, fmt.Appendf(nil, text, small(t, 4)), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return write(t, t.TempDir(), "grid.yaml", fmt.Sprintf(text, small(t, 4)))
 }
 
 // table reads results.csv, with "some" for figures that vary between runs.
 func table(t *testing.T, dir string) [][]string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(dir, "results.csv"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rows, err := csv.NewReader(bytes.NewReader(text)).ReadAll()
+	rows, err := csv.NewReader(strings.NewReader(content(t, dir, "results.csv"))).ReadAll()
 	if err != nil {
 		t.Fatal(err)
 	}
 	measured := []string{
 		"tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "step_seconds", "step_seconds_min",
-		"step_seconds_max",
-		"memory_bytes", "comm_wait_seconds", "predicted_step_seconds",
+		"step_seconds_max", "memory_bytes", "comm_wait_seconds", "predicted_step_seconds",
 	}
 	for _, row := range rows[1:] {
 		for i, name := range rows[0] {
@@ -92,10 +82,11 @@ func without(rows [][]string) (lines []string) {
 
 // An experiment that was killed and resumed has every cell; in the long form, also as one that was not disturbed.
 func TestScale(t *testing.T) {
+	t.Parallel()
 	file := experimentFile(t, kinds)
 	dir := filepath.Join(t.TempDir(), "out")
 	interrupt(t, dir, file)
-	stdout, _ := must(t, "scale", "--nproc", "2", "--out", dir, file)
+	stdout := frozen(t, dir, file)
 	rows := table(t, dir)
 	if !testing.Short() {
 		whole := filepath.Join(t.TempDir(), "out")
@@ -132,12 +123,8 @@ func TestScale(t *testing.T) {
 	if len(rows) != 7 {
 		t.Errorf("%d lines, want 7: %v", len(rows), rows)
 	}
-	for _, want := range []string{"data.seq_len", "recompute", "backend", "layout", "step s", "timeout",
-		"out_of_memory: this run does NOT fit"} {
-		if !strings.Contains(stdout, want) {
-			t.Errorf("the table does not say %q:\n%s", want, stdout)
-		}
-	}
+	contains(t, "the table", stdout, "data.seq_len", "recompute", "backend", "layout", "step s", "timeout",
+		"out_of_memory: this run does NOT fit")
 	if saved, _ := filepath.Glob(filepath.Join(dir, "cells", "*", "*", "checkpoints", "step-*")); len(saved) > 0 {
 		t.Errorf("cells wrote checkpoints: %v", saved)
 	}
@@ -152,18 +139,15 @@ func TestScale(t *testing.T) {
 	}
 
 	// All cells are done, so none runs again. Another experiment is refused.
-	log, err := os.ReadFile(filepath.Join(dir, "cells.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := content(t, dir, "cells.jsonl")
 	must(t, "scale", "--nproc", "2", "--out", dir, file)
-	if again, err := os.ReadFile(filepath.Join(dir, "cells.jsonl")); err != nil || !bytes.Equal(log, again) {
-		t.Errorf("an experiment that was done was run again: %v", err)
+	if content(t, dir, "cells.jsonl") != log {
+		t.Error("an experiment that was done was run again")
 	}
 	// Runs of a version that did not record its choices count.
-	older := bytes.ReplaceAll(log, []byte(`"backend":"flash","layout":"zigzag","recompute":"none",`), nil)
-	if err := os.WriteFile(filepath.Join(dir, "cells.jsonl"), older, 0o666); err != nil || bytes.Equal(log, older) {
-		t.Fatal("cells.jsonl does not say what ran", err)
+	older := strings.ReplaceAll(log, `"backend":"flash","layout":"zigzag","recompute":"none",`, "")
+	if write(t, dir, "cells.jsonl", older); older == log {
+		t.Fatal("cells.jsonl does not say what ran")
 	}
 	must(t, "scale", "--nproc", "2", "--out", dir, file)
 	for i, row := range table(t, dir) {
@@ -171,77 +155,69 @@ func TestScale(t *testing.T) {
 			t.Errorf("of an older version: %v", row)
 		}
 	}
-	if code, _, stderr := cprun(t, "scale", "--nproc", "2", "--set", "train.seed=2", "--out", dir, file); code != 2 ||
-		!strings.Contains(stderr, "differs in the cells' configs") {
-		t.Errorf("with another seed: %d\n%s", code, stderr)
-	}
+	invalid(t, []string{"scale", "--nproc", "2", "--set", "train.seed=2", "--out", dir, file}, "differs in the cells' configs")
+}
+
+// cell waits until the endless cell in a directory runs, and returns the pids of its launcher and workers.
+func (s *started) cell(dir string) (pids []int) {
+	s.t.Helper()
+	s.until("the endless cell", func() bool {
+		runs, _ := filepath.Glob(filepath.Join(dir, "cells", "*1000000*", "1", "metrics.jsonl"))
+		if pids = s.workers(); len(runs) == 1 && len(pids) == 1 {
+			pids = append(pids, children(s.t, pids[0])...)
+		}
+		return len(pids) == 3
+	})
+	return pids
 }
 
 // interrupt kills an experiment in the middle and tears the last line of its file.
 func interrupt(t *testing.T, dir, file string) {
-	s := scaling(t, dir, "scale", "--nproc", "2", "--out", dir, file)
-	var pids []int
-	s.until("the cell that takes too long", func() bool {
-		runs, _ := filepath.Glob(filepath.Join(dir, "cells", "*1000000*", "1", "metrics.jsonl"))
-		pids = s.workers()
-		return len(runs) == 1 && len(pids) == 1
-	})
-	pids = append(pids, children(t, pids[0])...)
+	s := launched(t, process(t, "scale", "--nproc", "2", "--out", dir, file))
+	pids := s.cell(dir)
 	signal(t, s.Process.Pid, syscall.SIGKILL)
 	s.wait()
 	gone(t, pids)
-	if len(pids) != 3 {
-		t.Errorf("processes %v; want a launcher and two workers", pids)
-	}
-	f, err := os.OpenFile(filepath.Join(dir, "cells.jsonl"), os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.WriteString(`{"cell":"torn`); err != nil {
-		t.Fatal(err)
-	}
-	f.Close()
+	write(t, dir, "cells.jsonl", content(t, dir, "cells.jsonl")+`{"cell":"torn`)
 }
 
-// scaling starts an experiment.
-func scaling(t *testing.T, dir string, args ...string) *started {
-	t.Helper()
-	s := &started{Cmd: process(t, args...), t: t, dir: dir}
-	s.Stderr = &s.stderr
-	if err := s.Start(); err != nil {
-		t.Fatal(err)
+// frozen runs an experiment, and stops the workers of the endless cell up to its limit, which spares the cores. It
+// returns the table.
+func frozen(t *testing.T, dir, file string) (stdout string) {
+	c := process(t, "scale", "--nproc", "2", "--out", dir, file)
+	var out strings.Builder
+	c.Stdout = &out
+	s := launched(t, c)
+	workers := s.cell(dir)[1:]
+	for _, pid := range workers {
+		signal(t, pid, syscall.SIGSTOP)
 	}
-	t.Cleanup(func() { s.Process.Kill() })
-	return s
+	s.until("the limit", func() bool {
+		logs, _ := filepath.Glob(filepath.Join(dir, "cells", "*1000000*", "1", "logs", "launcher.log"))
+		return len(logs) == 1 && strings.Contains(content(t, logs[0]), "are asked for a checkpoint")
+	})
+	for _, pid := range workers {
+		signal(t, pid, syscall.SIGCONT)
+	}
+	s.ends(0)
+	return out.String()
 }
 
 // Ctrl-C ends the running cell, keeps the finished ones, and prints a command that resumes.
 func TestScaleStopsAndGoesOn(t *testing.T) {
+	t.Parallel()
 	file := experimentFile(t, "base: %s\ngrid: {train.steps: [4, 1000000]}\nwarmup: 0\nlimit: 1m\n")
 	work := t.TempDir()
-	s := &started{Cmd: process(t, "scale", "--nproc", "2", file), t: t}
-	s.Dir, s.Stderr = work, &s.stderr
-	if err := s.Start(); err != nil {
-		t.Fatal(err)
+	run := func(c *exec.Cmd) *started {
+		c.Dir = work
+		return launched(t, c)
 	}
-	t.Cleanup(func() { s.Process.Kill() })
-	var pids []int
-	s.until("the endless cell", func() bool {
-		runs, _ := filepath.Glob(filepath.Join(work, "runs", "*", "cells", "2-*", "1", "metrics.jsonl"))
-		pids = s.workers()
-		return len(runs) == 1 && len(pids) == 1
-	})
-	pids = append(pids, children(t, pids[0])...)
+	s := run(process(t, "scale", "--nproc", "2", file))
+	pids := s.cell(filepath.Join(work, "runs", "*"))
 	signal(t, s.Process.Pid, syscall.SIGINT)
-	if code := s.wait(); code != 75 {
-		t.Fatalf("exit status %d, want 75\n%s", code, s.said())
-	}
+	s.ends(75)
 	gone(t, pids)
-	_, again, ok := strings.Cut(s.said(), "to resume: ")
-	if !ok {
-		t.Fatalf("no command is named:\n%s", s.said())
-	}
-	again, _, _ = strings.Cut(again, "\n")
+	again := s.resumes()
 	dirs, _ := filepath.Glob(filepath.Join(work, "runs", "*"))
 	if len(dirs) != 1 {
 		t.Fatalf("directories %v", dirs)
@@ -255,49 +231,31 @@ func TestScaleStopsAndGoesOn(t *testing.T) {
 	}
 	// The printed command, and the same command, resume with the second cell.
 	c := exec.Command("sh", "-c", "exec "+again)
-	c.Dir, c.Env = work, s.Env
-	for _, cmd := range []*exec.Cmd{c, process(t, "scale", "--nproc", "2", file)} {
-		cmd.Dir = work
-		s := &started{Cmd: cmd, t: t}
-		s.Stderr = &s.stderr
-		if err := s.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { s.Process.Kill() })
-		s.until("the endless cell", func() bool {
-			runs, _ := filepath.Glob(filepath.Join(dirs[0], "cells", "2-*", "1", "metrics.jsonl"))
-			return len(runs) == 1
-		})
-		if cmd == c {
-			signal(t, s.Process.Pid, syscall.SIGTERM)
-			if code := s.wait(); code != 75 || strings.Contains(s.said(), "cell 1 of 2") {
-				t.Errorf("%v: exit status %d\n%s", cmd.Args, code, s.said())
-			}
-			continue
-		}
-		// Stopped workers do not end on the first request. The second one does not wait for them.
-		launcher := s.workers()
-		pids := children(t, launcher[0])
-		for _, pid := range pids {
-			signal(t, pid, syscall.SIGSTOP)
-		}
-		signal(t, s.Process.Pid, syscall.SIGINT)
-		s.until("word of the first request", func() bool {
-			return strings.Contains(s.said(), "a second request")
-		})
-		time.Sleep(200 * time.Millisecond) // longer than the time in which signals count as one
-		signal(t, s.Process.Pid, syscall.SIGINT)
-		if code := s.wait(); code != 130 || len(pids) != 2 {
-			t.Errorf("interrupted twice: exit status %d, workers %v\n%s", code, pids, s.said())
-		}
-		gone(t, append(pids, launcher...))
+	c.Env = s.Env
+	s = run(c)
+	s.cell(dirs[0])
+	if s.stop(); strings.Contains(s.said(), "cell 1 of 2") {
+		t.Errorf("%s\n%s", again, s.said())
 	}
+	// Stopped workers do not end on the first request. The second one does not wait for them.
+	s = run(process(t, "scale", "--nproc", "2", file))
+	pids = s.cell(dirs[0])
+	for _, pid := range pids[1:] {
+		signal(t, pid, syscall.SIGSTOP)
+	}
+	signal(t, s.Process.Pid, syscall.SIGINT)
+	s.until("word of the first request", func() bool { return strings.Contains(s.said(), "a second request") })
+	time.Sleep(200 * time.Millisecond) // longer than the time in which signals count as one
+	signal(t, s.Process.Pid, syscall.SIGINT)
+	s.ends(130)
+	gone(t, pids)
 	if dirs, _ := filepath.Glob(filepath.Join(work, "runs", "*")); len(dirs) != 1 {
 		t.Errorf("the same command made another directory: %v", dirs)
 	}
 }
 
 func TestScalePlansWithoutRunning(t *testing.T) {
+	t.Parallel()
 	file := experimentFile(t, "base: %s\ngrid: {data.seq_len: [200, 400], nproc: [4, 8], model.vocab_size: [256, "+
 		"1G], parallel.context: [auto, 5]}\n"+
 		"set: {train.steps: 9}\nskip: [{model.vocab_size: 1G, parallel.context: 5}]\n")
@@ -322,6 +280,7 @@ func TestScalePlansWithoutRunning(t *testing.T) {
 
 // cprun scale can plan the example experiments.
 func TestExamplesOfScale(t *testing.T) {
+	t.Parallel()
 	for name, flags := range map[string][]string{"opticks": nil, "h200": {"--assume",
 		"arch=sm90,cudnn=9.19.0,memory=140G,link=450G"}} {
 		dir := filepath.Join(t.TempDir(), name)
@@ -336,6 +295,7 @@ func TestExamplesOfScale(t *testing.T) {
 }
 
 func TestScaleRefuses(t *testing.T) {
+	t.Parallel()
 	good := experimentFile(t, "base: %s\ngrid: {nproc: [1]}\nwarmup: 0\n")
 	for _, c := range []struct{ text, flags, want string }{
 		{"base: %s\ngrid: {data.seq_lem: [1]}\n", "",
@@ -360,16 +320,10 @@ func TestScaleRefuses(t *testing.T) {
 		if c.text != "" {
 			file = experimentFile(t, c.text)
 		}
-		code, _, stderr := cprun(t, append([]string{"scale", "--out", dir, file}, strings.Fields(c.flags)...)...)
-		if code != 2 || !strings.Contains(stderr, c.want) {
-			t.Errorf("%q %s: exit status %d; want %q in\n%s", c.text, c.flags, code, c.want, stderr)
-		}
+		invalid(t, append([]string{"scale", "--out", dir, file}, strings.Fields(c.flags)...), c.want)
 		if _, err := os.Stat(dir); err == nil {
 			t.Errorf("%q %s: the directory was made", c.text, c.flags)
 		}
 	}
-	if code, _, stderr := cprun(t, "scale", filepath.Join(t.TempDir(), "none.yaml")); code != 2 ||
-		!strings.Contains(stderr, "none.yaml") {
-		t.Errorf("a file that is not there: %d, %s", code, stderr)
-	}
+	invalid(t, []string{"scale", filepath.Join(t.TempDir(), "none.yaml")}, "none.yaml")
 }

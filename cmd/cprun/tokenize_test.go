@@ -37,9 +37,7 @@ func model(t *testing.T, with string) string {
 	if err := json.NewDecoder(z).Decode(&o); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), o.Tokenizer, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	write(t, dir, "tokenizer.json", string(o.Tokenizer))
 	return dir
 }
 
@@ -56,21 +54,8 @@ func fitting(t *testing.T) string {
 		vocab = append(vocab, fmt.Sprintf("%q:%d", string(c), len(vocab)))
 	}
 	vocab = append(vocab, `"Ġ":97`, `"Ċ":98`, `"Ã":99`, `"©":100`)
-	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), fmt.Appendf(nil, bytesOnly, strings.Join(vocab, ",")),
-		0o666); err != nil {
-		t.Fatal(err)
-	}
+	write(t, dir, "tokenizer.json", fmt.Sprintf(bytesOnly, strings.Join(vocab, ",")))
 	return dir
-}
-
-// write puts a file into a directory and returns its path.
-func write(t *testing.T, dir, name, text string) string {
-	t.Helper()
-	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 // tokensOf reads a pair.
@@ -88,6 +73,7 @@ func tokensOf(t *testing.T, path string) []int32 {
 }
 
 func TestTokenizeWritesWhatTrainingReads(t *testing.T) {
+	t.Parallel()
 	hf, dir := fitting(t), t.TempDir()
 	text := strings.Repeat("to be, or not to be</s>that is the question! ", 40)
 	a, b := write(t, dir, "a.txt", text), write(t, dir, "b.jsonl",
@@ -106,16 +92,11 @@ func TestTokenizeWritesWhatTrainingReads(t *testing.T) {
 	// Text and its token files train to the same bits. Text is read with the model's own tokenizer and EOS.
 	curves := map[string]string{}
 	for name, path := range map[string]string{"text": "[" + a + ", " + b + "]", "pair": out + ".bin"} {
-		run := filepath.Join(dir, name)
-		yaml := write(t, dir, name+".yaml", fmt.Sprintf("model: {from: %s}\ndata: {path: %s, seq_len: 64, "+
-			"pack_documents: %v}\ntrain: {steps: 3, deterministic: true}\n", hf, path, false))
-		must(t, "--nproc", "2", "--run-dir", run, yaml)
-		curves[name] = curve(metricsOf(t, run))
-		config, err := os.ReadFile(filepath.Join(run, "config.yaml"))
-		if err != nil || !strings.Contains(string(config), "eos_token_id: 2") ||
-			!strings.Contains(string(config), "tokenizer: "+filepath.Join(hf, "tokenizer.json")) {
-			t.Errorf("%s\n%v", config, err)
-		}
+		run, _ := trains(t, "--nproc", "2", write(t, dir, name+".yaml", fmt.Sprintf("model: {from: %s}\ndata: {path: %s, "+
+			"seq_len: 64, pack_documents: false}\ntrain: {steps: 3, deterministic: true}\n", hf, path)))
+		curves[name] = curve(t, run)
+		contains(t, name, content(t, run, "config.yaml"), "eos_token_id: 2",
+			"tokenizer: "+filepath.Join(hf, "tokenizer.json"))
 	}
 	if curves["text"] != curves["pair"] || len(curves["text"]) == 0 {
 		t.Errorf("text:\n%spair:\n%s", curves["text"], curves["pair"])
@@ -133,40 +114,30 @@ func TestTokenizeWritesWhatTrainingReads(t *testing.T) {
 }
 
 func TestWrongTokenizeIsRefused(t *testing.T) {
+	t.Parallel()
 	hf, bare, dir := fitting(t), t.TempDir(), t.TempDir()
 	good := write(t, dir, "a.txt", "some text")
-	if err := os.Rename(write(t, dir, "t.json", `{"model":{"type":"WordLevel","vocab":{"a":0}}}`),
-		filepath.Join(bare, "tokenizer.json")); err != nil {
-		t.Fatal(err)
-	}
+	write(t, bare, "tokenizer.json", `{"model":{"type":"WordLevel","vocab":{"a":0}}}`)
 	out := filepath.Join(dir, "out")
 	write(t, dir, "there.bin", "")
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"--tokenizer", hf, "--to", out}, "FILE"},
-		{[]string{"--to", out, good}, "--tokenizer is missing"},
-		{[]string{"--tokenizer", hf, good}, "--to is missing"},
-		{[]string{"--tokenizer", dir, "--to", out, good}, "tokenizer.json: "},
-		{[]string{"--tokenizer", good, "--to", out, good}, "not a tokenizer.json"},
-		{[]string{"--tokenizer", bare, "--to", out, good}, "--eos=false"},
-		{[]string{"--tokenizer", bare, "--eos=false", "--to", out, good}, `a.txt: "some text" is no token`},
-		{[]string{"--tokenizer", hf, "--to", out, filepath.Join(dir, "none.txt")}, "none.txt: no such file"},
-		{[]string{"--tokenizer", hf, "--to", out, filepath.Join(dir, "there.bin")}, "there.bin: "},
-		{[]string{"--tokenizer", hf, "--to", filepath.Join(dir, "there"), good}, "there.bin: it is there already"},
-		{[]string{"--tokenizer", hf, "--to", filepath.Join(dir, "no", "out"), good}, "no such file or directory"},
-		{[]string{"--tokenizer", hf, "--to", out, write(t, dir, "b.txt", "caf\xe9")}, "b.txt: not UTF-8 at byte 3"},
-		{[]string{"--tokenizer", hf, "--to", out, good, write(t, dir, "c.jsonl", "{\"text\":\"a\"}\n{}")},
-			`c.jsonl: line 2: no key "text"`},
-		{[]string{"--tokenizer", hf, "--to", out, write(t, dir, "d.jsonl", `{"input_ids":[1],"labels":[-100]}`)},
-			"d.jsonl: "},
-		{[]string{"--tokenizer", hf, "--to", out, write(t, dir, "e.txt", "")}, "no text"},
+	invalid(t, []string{"tokenize", "--tokenizer", hf, "--to", out}, "FILE")
+	invalid(t, []string{"tokenize", "--to", out, good}, "--tokenizer is missing")
+	invalid(t, []string{"tokenize", "--tokenizer", hf, good}, "--to is missing")
+	for _, c := range [][]string{
+		{"tokenizer.json: ", dir, out, good},
+		{"not a tokenizer.json", good, out, good},
+		{"--eos=false", bare, out, good},
+		{`a.txt: "some text" is no token`, bare, out, good, "--eos=false"},
+		{"none.txt: no such file", hf, out, filepath.Join(dir, "none.txt")},
+		{"there.bin: ", hf, out, filepath.Join(dir, "there.bin")},
+		{"there.bin: it is there already", hf, filepath.Join(dir, "there"), good},
+		{"no such file or directory", hf, filepath.Join(dir, "no", "out"), good},
+		{"b.txt: not UTF-8 at byte 3", hf, out, write(t, dir, "b.txt", "caf\xe9")},
+		{`c.jsonl: line 2: no key "text"`, hf, out, good, write(t, dir, "c.jsonl", "{\"text\":\"a\"}\n{}")},
+		{"d.jsonl: ", hf, out, write(t, dir, "d.jsonl", `{"input_ids":[1],"labels":[-100]}`)},
+		{"no text", hf, out, write(t, dir, "e.txt", "")},
 	} {
-		code, _, stderr := cprun(t, append([]string{"tokenize"}, c.args...)...)
-		if code != 2 || !strings.Contains(stderr, c.want) {
-			t.Errorf("%v: %d, %s; want %q", c.args, code, stderr, c.want)
-		}
+		invalid(t, append([]string{"tokenize", "--tokenizer", c[1], "--to", c[2]}, c[3:]...), c[0])
 	}
 	list, err := filepath.Glob(filepath.Join(dir, "*out*"))
 	hidden, _ := filepath.Glob(filepath.Join(dir, ".*tmp*"))
@@ -177,6 +148,7 @@ func TestWrongTokenizeIsRefused(t *testing.T) {
 
 // Each row is a mistake that a user could make with text for a Hugging Face model.
 func TestTextIsNeverBytesByMistake(t *testing.T) {
+	t.Parallel()
 	text := write(t, t.TempDir(), "a.jsonl", strings.Repeat(`{"text":"some words"}`+"\n", 30))
 	none, other := model(t, ""), model(t, "gpt2")
 	config := func(from, more string) string {
@@ -192,10 +164,7 @@ func TestTextIsNeverBytesByMistake(t *testing.T) {
 		{config(none, "  tokenizer: none.json\n"), "train.yaml:5: data.tokenizer: no tokenizer none.json in"},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
-		code, _, stderr := cprun(t, "--run-dir", dir, c.yaml)
-		if code != 2 || !strings.Contains(stderr, c.want) {
-			t.Errorf("%d, %s; want %q", code, stderr, c.want)
-		}
+		invalid(t, []string{"--run-dir", dir, c.yaml}, c.want)
 		if _, err := os.Stat(dir); err == nil {
 			t.Errorf("%s: a run directory was made", c.want)
 		}

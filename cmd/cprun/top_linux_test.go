@@ -159,6 +159,7 @@ func (p *pty) ends(code int) {
 // cprun top shows a run while it trains, in other sizes, after its launcher is killed, and after a restart from its
 // checkpoint.
 func TestTopWatchesARun(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "run")
 	yaml := small(t, endless)
 	s := start(t, dir, "--nproc", "2", "--set", "checkpoint.every=2", yaml)
@@ -177,10 +178,7 @@ func TestTopWatchesARun(t *testing.T) {
 	}
 	again := start(t, dir, "--nproc", "2", "--set", "checkpoint.every=2", yaml)
 	p.shows(`^run  running `)
-	signal(t, again.Process.Pid, syscall.SIGTERM)
-	if code := again.wait(); code != 75 {
-		t.Errorf("exit status %d", code)
-	}
+	again.stop()
 	p.shows(`^run  stopped `)
 	if _, err := p.ctl.WriteString("q"); err != nil {
 		t.Fatal(err)
@@ -190,6 +188,7 @@ func TestTopWatchesARun(t *testing.T) {
 
 // SIGTERM and SIGHUP restore the terminal; --once prints lines on it.
 func TestTopEndsOnSignals(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
 		p := onTerminal(t, 80, 24, "top", dir)
@@ -207,51 +206,42 @@ func TestTopEndsOnSignals(t *testing.T) {
 }
 
 func TestTopRefusesWhatIsNoDirectory(t *testing.T) {
-	t.Chdir(t.TempDir())
+	t.Parallel()
 	for _, args := range [][]string{{"top"}, {"top", "none"}, {"top", os.Args[0]}, {"top", "a", "b"}} {
-		if code, _, stderr := cprun(t, args...); code != 2 || !bytes.Contains([]byte(stderr), []byte("cprun: ")) {
-			t.Errorf("%v: exit status %d\n%s", args, code, stderr)
+		c := process(t, args...)
+		c.Dir = t.TempDir()
+		if said, err := c.CombinedOutput(); c.ProcessState.ExitCode() != 2 || !bytes.Contains(said, []byte("cprun: ")) {
+			t.Errorf("%v: %v\n%s", args, err, said)
 		}
 	}
 }
 
 // Without a name, top shows the newest run in runs/.
 func TestTopFindsTheNewestRun(t *testing.T) {
-	t.Chdir(t.TempDir())
+	t.Parallel()
+	work := t.TempDir()
 	for i, name := range []string{"older", "newer", "oldest"} {
-		dir := filepath.Join("runs", name)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		file := filepath.Join(dir, "config.yaml")
+		file := write(t, filepath.Join(work, "runs", name), "config.yaml", "")
 		when := time.Now().Add(-time.Duration([]int{2, 1, 3}[i]) * time.Hour)
-		if err := os.WriteFile(file, nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
 		if err := os.Chtimes(file, when, when); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if out, _ := must(t, "top"); !strings.HasPrefix(out, "newer  ") {
-		t.Errorf("%s", out)
+	c := process(t, "top")
+	c.Dir = work
+	if out, err := c.Output(); err != nil || !strings.HasPrefix(string(out), "newer  ") {
+		t.Errorf("%v, %s", err, out)
 	}
 }
 
 // Each node of a job writes the status of its ranks into the shared run directory.
 func TestTopShowsAllNodes(t *testing.T) {
-	config, dir := small(t, 6), filepath.Join(t.TempDir(), "run")
-	codes, said := agents(t, []string{"--nproc", "1", "--run-dir", dir, config},
-		[]string{"--nproc", "2", "--run-dir", dir, config})
-	if codes[0] != 0 || codes[1] != 0 {
-		t.Fatalf("statuses %v\n%s\n%s", codes, said[0], said[1])
-	}
+	t.Parallel()
+	dir, _ := together(t)
 	for rank, want := range []string{`"node_rank":0,"first_rank":0,"ranks":1,"world_size":3,`,
 		`"node_rank":1,"first_rank":1,"ranks":2,"world_size":3,`} {
-		text, err := os.ReadFile(filepath.Join(dir, "logs", fmt.Sprintf("status-%04d.json", rank)))
-		if err != nil || !strings.Contains(string(text), want) || !strings.Contains(string(text),
-			`"state":"ended","exit_code":0`) {
-			t.Errorf("node %d: %v\n%s", rank, err, text)
-		}
+		contains(t, "the status", content(t, dir, "logs", fmt.Sprintf("status-%04d.json", rank)), want,
+			`"state":"ended","exit_code":0`)
 	}
 	if out, _ := must(t, "top", dir); !strings.HasPrefix(out, "run  done ") || !strings.Contains(out, "nodes   2: ") {
 		t.Errorf("\n%s", out)

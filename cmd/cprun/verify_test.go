@@ -143,14 +143,8 @@ func verifyConfigs(t *testing.T) map[string]string {
 		}
 		return path
 	}
-	text, err := filepath.Abs("../../examples/data/gettysburg.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	chat, err := filepath.Abs("../../internal/text/data/testdata/chat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := gettysburg(t)
+	chat := absolute(t, "internal/text/data/testdata/chat")
 	stock := regexp.MustCompile(`\{%- (end)?generation -%\}`).ReplaceAllString(data.Forms()[0].Source, "") +
 		"{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
 	yaml := func(model, data string) string {
@@ -231,22 +225,11 @@ func verified(t *testing.T, program *exec.Cmd) (code int, r verification, output
 	path := filepath.Join(t.TempDir(), "verify.json")
 	program.Args = append(program.Args, "--json", path)
 	out, err := program.CombinedOutput()
-	if exit := (*exec.ExitError)(nil); err != nil && !asExit(err, &exit) {
-		t.Fatal(err)
-	}
-	raw, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(raw, &r)
-	}
-	if err != nil {
+	if _, none := os.Stat(path); none != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	decode(t, content(t, path), &r)
 	return program.ProcessState.ExitCode(), r, string(out)
-}
-
-func asExit(err error, exit **exec.ExitError) (ok bool) {
-	*exit, ok = err.(*exec.ExitError)
-	return ok
 }
 
 // userCache is the user's cache before testAll replaces it: it has the compiled packages.
@@ -265,28 +248,19 @@ func build(t *testing.T, list ...defect) string {
 		if overlay[path] != "" {
 			from = overlay[path]
 		}
-		text, err := os.ReadFile(from)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n := strings.Count(string(text), d.old); n != 1 {
+		text := content(t, from)
+		if n := strings.Count(text, d.old); n != 1 {
 			t.Fatalf("%s: %s has %d places with %q; change the table of defects", d.name, d.file, n, d.old)
 		}
-		overlay[path] = filepath.Join(dir, filepath.Base(d.file))
-		if err := os.WriteFile(overlay[path], []byte(strings.Replace(string(text), d.old, d.new, 1)), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		overlay[path] = write(t, dir, filepath.Base(d.file), strings.Replace(text, d.old, d.new, 1))
 	}
 	replace, err := json.Marshal(map[string]any{"Replace": overlay})
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "overlay.json"), replace, 0o666)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	program := filepath.Join(dir, "cprun")
-	c := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-overlay", filepath.Join(dir, "overlay.json"),
-		"-o", program, ".")
+	c := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-overlay",
+		write(t, dir, "overlay.json", string(replace)), "-o", program, ".")
 	c.Env = append(c.Environ(), "XDG_CACHE_HOME="+userCache)
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -306,29 +280,36 @@ func finds(t *testing.T, program string, d *defect, config string) {
 // Defects of masks and targets give equal losses and gradients on one rank and on several. Three of them, in one
 // program, each show with another config. -verify.all builds all defects, one by one.
 func TestVerifyFindsDefects(t *testing.T) {
+	t.Parallel()
 	configs := verifyConfigs(t)
 	for name, config := range configs {
-		code, r, out := verified(t, process(t, "verify", "--nproc", "2", config))
-		if code != 0 || r.OK == nil || !*r.OK {
-			t.Errorf("%s without a defect: status %d\n%s", name, code, out)
-		}
-		if r.Leak.Changed == 0 || r.Leak.Changed > r.Leak.Allowed || len(r.Leak.Probes) != 3 ||
-			*r.Targets.Records != *r.Targets.Many || len(r.Gradients) < 21 || r.CheckedTokens <= 96 ||
-			r.BatchTokens != r.CheckedTokens || r.Kernels[0].Backend != "flash" || r.Kernels[0].Kernel == "" {
-			t.Errorf("%s: %+v\n%s", name, r, out)
-		}
-		samples := slices.Compact(slices.Sorted(slices.Values(r.Step.Samples)))
-		if n := len(r.Step.Samples); len(r.Step.Parameters) != len(r.Gradients) || r.Rope == nil || r.Rope.Layers != 2 ||
-			!slices.Contains(r.Varied, "memory.shard=gradients") || n%4 != 0 || len(samples) < n &&
-			!slices.Contains([]string{"mixture", "columns"}, name) { // they have fewer samples
-			t.Errorf("%s: %+v, %+v, %v\n%s", name, r.Step, r.Rope, r.Varied, out)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			code, r, out := verified(t, process(t, "verify", "--nproc", "2", config))
+			if code != 0 || r.OK == nil || !*r.OK {
+				t.Errorf("without a defect: status %d\n%s", code, out)
+			}
+			if r.Leak.Changed == 0 || r.Leak.Changed > r.Leak.Allowed || len(r.Leak.Probes) != 3 ||
+				*r.Targets.Records != *r.Targets.Many || len(r.Gradients) < 21 || r.CheckedTokens <= 96 ||
+				r.BatchTokens != r.CheckedTokens || r.Kernels[0].Backend != "flash" || r.Kernels[0].Kernel == "" {
+				t.Errorf("%+v\n%s", r, out)
+			}
+			samples := slices.Compact(slices.Sorted(slices.Values(r.Step.Samples)))
+			if n := len(r.Step.Samples); len(r.Step.Parameters) != len(r.Gradients) || r.Rope == nil || r.Rope.Layers != 2 ||
+				!slices.Contains(r.Varied, "memory.shard=gradients") || n%4 != 0 || len(samples) < n &&
+				!slices.Contains([]string{"mixture", "columns"}, name) { // they have fewer samples
+				t.Errorf("%+v, %+v, %v\n%s", r.Step, r.Rope, r.Varied, out)
+			}
+		})
 	}
 	if !*verifyAll {
-		program := build(t, defects[:3]...)
-		for i := range defects[:3] {
-			finds(t, program, &defects[i], configs[defects[i].config])
-		}
+		t.Run("defects", func(t *testing.T) {
+			t.Parallel()
+			program := build(t, defects[:3]...)
+			for i := range defects[:3] {
+				finds(t, program, &defects[i], configs[defects[i].config])
+			}
+		})
 		return
 	}
 	for i := range defects {
@@ -340,29 +321,25 @@ func TestVerifyFindsDefects(t *testing.T) {
 
 // A config that cannot run ends with status 2.
 func TestVerifyFails(t *testing.T) {
+	t.Parallel()
 	config := verifyConfigs(t)["windows"]
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"--nproc", "1"}, "--nproc 1: one rank is compared with several"},
-		{[]string{"--set", "data.seq_len=1M"}, "seq_len"},
-		{[]string{"--set", "data.seqlen=1"}, "data.seqlen"},
-		{[]string{"--nproc", "2", "--json", "/nonexistent/v.json"}, "--json: /nonexistent is not a directory"},
-		{[]string{"--nproc", "2"}, "TMPDIR"},
+	for args, want := range map[string]string{
+		"--nproc 1":                            "--nproc 1: one rank is compared with several",
+		"--set data.seq_len=1M":                "seq_len",
+		"--set data.seqlen=1":                  "data.seqlen",
+		"--nproc 2 --json /nonexistent/v.json": "--json: /nonexistent is not a directory",
 	} {
-		if c.want == "TMPDIR" {
-			t.Setenv("TMPDIR", "/nonexistent")
-		}
-		code, _, text := cprun(t, slices.Concat([]string{"verify", config}, c.args)...)
-		if code != 2 || !strings.Contains(text, c.want) {
-			t.Errorf("%v: status %d, %s", c.args, code, text)
-		}
+		invalid(t, append([]string{"verify", config}, strings.Fields(args)...), want)
+	}
+	code, _, text := with(t, []string{"TMPDIR=/nonexistent"}, "verify", config, "--nproc", "2")
+	if code != 2 || !strings.Contains(text, "TMPDIR") {
+		t.Errorf("without a directory for temporary files: status %d, %s", code, text)
 	}
 }
 
 // --verify verifies, then trains. After a difference it does not train.
 func TestVerifyThenTrain(t *testing.T) {
+	t.Parallel()
 	config := verifyConfigs(t)["documents"]
 	dir := filepath.Join(t.TempDir(), "run")
 	out, _ := must(t, "--verify", "--nproc", "2", "--run-dir", dir, config)
@@ -372,7 +349,5 @@ func TestVerifyThenTrain(t *testing.T) {
 	s := start(t, filepath.Join(t.TempDir(), "stopped"), "--verify", "--nproc", "2", config)
 	s.until("workers", func() bool { return len(s.workers()) > 0 })
 	s.Process.Signal(syscall.SIGUSR1)
-	if code := s.wait(); code != 75 {
-		t.Errorf("stopped while it verifies: status %d, want 75\n%s", code, s.said())
-	}
+	s.ends(75)
 }

@@ -12,6 +12,7 @@ import (
 
 // SIGQUIT in the middle of a run prints the waits of each rank. The run continues to the same losses.
 func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "run")
 	s := start(t, dir, "--nproc", "3", small(t, endless))
 	s.afterStep(3)
@@ -27,16 +28,12 @@ func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
 		return len(row.FindAllString(last, -1)) >= 3
 	})
 	s.afterStep(len(metricsOf(t, dir)) + 3)
-	signal(t, s.Process.Pid, syscall.SIGTERM)
-	if code := s.wait(); code != 75 {
-		t.Fatalf("exit status %d\n%s", code, s.stderr.String())
-	}
-	whole := filepath.Join(t.TempDir(), "whole")
-	must(t, "--nproc", "3", "--run-dir", whole, small(t, len(metricsOf(t, dir))))
-	if got, want := curve(metricsOf(t, dir)), curve(metricsOf(t, whole)); got != want {
+	s.stop()
+	whole, _ := trains(t, "--nproc", "3", small(t, len(metricsOf(t, dir))))
+	if got, want := curve(t, dir), curve(t, whole); got != want {
 		t.Errorf("asked in the middle:\n%swant\n%s", got, want)
 	}
-	if text := s.stderr.String(); strings.Contains(text, "goroutine ") {
+	if text := s.said(); strings.Contains(text, "goroutine ") {
 		t.Errorf("stacks on the terminal:\n%s", text)
 	}
 	for rank := range 3 {
@@ -50,6 +47,7 @@ func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
 
 // If a rank is stopped for longer than the deadline, the others log their waits, and the table names the rank.
 func TestATimeOutShowsWhoHeldUpWhom(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "run")
 	s := start(t, dir, "--nproc", "3", "--set", "parallel.deadline=2s", small(t, endless))
 	s.afterStep(3)
@@ -57,11 +55,9 @@ func TestATimeOutShowsWhoHeldUpWhom(t *testing.T) {
 	victim := workers[len(workers)-1]
 	rank := rankOf(t, victim)
 	signal(t, victim, syscall.SIGSTOP)
-	if code := s.wait(); code != 1 {
-		t.Errorf("exit status %d, want 1", code)
-	}
+	s.ends(1)
 	gone(t, workers)
-	text := s.stderr.String()
+	text := s.said()
 	for _, want := range []string{
 		`(?m)^cprun: what each rank waited for$`,
 		fmt.Sprintf(`(?m)^ +%d  \S+ +%d  .*  is stopped by a signal or a debugger( +-)*$`, rank, victim),
