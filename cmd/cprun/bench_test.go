@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -70,15 +69,6 @@ func TestBenchTrainLeavesNothing(t *testing.T) {
 	}
 	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
-	}
-}
-
-func TestBenchHelpHasAnExampleEverywhere(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"", "attention", "comm", "train", "ops", "calibrate"} {
-		args := strings.Fields("bench " + name + " -h")
-		stdout, _ := must(t, args...)
-		contains(t, fmt.Sprint(args), stdout, "Examples:")
 	}
 }
 

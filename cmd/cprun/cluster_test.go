@@ -242,12 +242,8 @@ func TestCluster(t *testing.T) {
 		}
 	}
 	got := metricsOf(t, n.dir)
-	one := filepath.Join(t.TempDir(), "one")
-	must(t, "--nproc", strconv.Itoa(clusterNodes), "--run-dir", one, "--set", fmt.Sprintf("train.steps=%d", len(got)),
-		config)
-	if got, want := curve(t, n.dir), curve(t, one); got != want {
-		t.Errorf("the losses are not those of one host that nothing has struck:\n%swant\n%s", got, want)
-	}
+	one, _ := trains(t, "--nproc", strconv.Itoa(clusterNodes), "--set", fmt.Sprintf("train.steps=%d", len(got)), config)
+	alike(t, "the losses are not those of one host that nothing has struck", n.dir, one)
 	t.Logf("%d steps", len(got))
 }
 

@@ -13,8 +13,8 @@ func learns(t *testing.T, dir string) {
 	t.Helper()
 	var values []float64
 	for _, m := range metricsOf(t, dir) {
-		if text, ok := m["val_loss"]; ok {
-			values = append(values, number(t, text))
+		if v, ok := m["val_loss"]; ok {
+			values = append(values, number(t, v))
 		}
 	}
 	if len(values) < 2 || !(values[len(values)-1] < values[0]) {

@@ -59,6 +59,13 @@ func process(t *testing.T, args ...string) *exec.Cmd {
 	return c
 }
 
+// within makes a shell run commands, then the program in its own process.
+func within(c *exec.Cmd, commands string) *exec.Cmd {
+	c.Args = append([]string{"sh", "-c", commands + ` && exec "$0" "$@"`, c.Path}, c.Args[1:]...)
+	c.Path = "/bin/sh"
+	return c
+}
+
 // with runs cprun with more variables of the environment. It returns the exit status, stdout and stderr.
 func with(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
@@ -197,6 +204,14 @@ func curve(t *testing.T, dir string) string {
 	return b.String()
 }
 
+// alike fails unless two runs have the same losses and gradient norms, bit for bit.
+func alike(t *testing.T, what, dir, other string) {
+	t.Helper()
+	if got, want := curve(t, dir), curve(t, other); got != want {
+		t.Errorf("%s:\n%swant\n%s", what, got, want)
+	}
+}
+
 // A started is a running cprun.
 type started struct {
 	*exec.Cmd
@@ -327,7 +342,7 @@ func (s *started) ends(want int) {
 // stop asks a run to stop, which it does with status 75.
 func (s *started) stop() {
 	s.t.Helper()
-	signal(s.t, s.Process.Pid, syscall.SIGTERM)
+	signal(s.t, syscall.SIGTERM, s.Process.Pid)
 	s.ends(75)
 }
 
@@ -353,9 +368,11 @@ func running(pid int) bool {
 	return !bytes.HasPrefix(rest, []byte("Z"))
 }
 
-func signal(t *testing.T, pid int, sig syscall.Signal) {
+func signal(t *testing.T, sig syscall.Signal, pids ...int) {
 	t.Helper()
-	if err := syscall.Kill(pid, sig); err != nil {
-		t.Fatal(err)
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, sig); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -48,8 +48,7 @@ memory: {recompute: none}
 		dir := filepath.Join(t.TempDir(), "run")
 		c := process(t, "--device", "cpu", "--quiet", "--nproc", strconv.Itoa(ranksOfState), "--run-dir", dir,
 			"--set", "memory.shard="+shard, config)
-		c.Args = append([]string{"sh", "-c", limit + ` && exec "$0" "$@"`, c.Path}, c.Args[1:]...)
-		c.Path = "/bin/sh"
+		within(c, limit)
 		c.Env = append(c.Env, "GOMAXPROCS=2") // each thread takes memory
 		out, err := c.CombinedOutput()
 		if err == nil {

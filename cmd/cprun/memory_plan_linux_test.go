@@ -48,8 +48,7 @@ func trainWithin(t *testing.T, limit int64, path string) int64 {
 	t.Helper()
 	c := process(t, "--device", "cpu", "--nproc", "2", "--run-dir", filepath.Join(t.TempDir(), "run"), path)
 	if dir := controlGroup(t, limit); dir != "" {
-		c.Args = append([]string{"sh", "-c", "echo $$ >" + dir + `/cgroup.procs && exec "$0" "$@"`, c.Path}, c.Args[1:]...)
-		c.Path = "/bin/sh"
+		within(c, "echo $$ >"+dir+"/cgroup.procs")
 	}
 	s := launched(t, c)
 	ended := make(chan error, 1)

@@ -76,17 +76,3 @@ func TestModelsThatAreNone(t *testing.T) {
 		}
 	}
 }
-
-// Text in UTF-16 is reported as such.
-func TestTextInUTF16(t *testing.T) {
-	t.Parallel()
-	tokenizer := filepath.Join(model(t, "gpt2"), "tokenizer.json")
-	for text, want := range map[string]string{"\xff\xfeh\x00i\x00": "-f utf-16", "\xfe\xff\x00h\x00i": "-f utf-16",
-		"caf\xe9": "-f latin1"} {
-		file := write(t, t.TempDir(), "a.txt", text)
-		if code, _, stderr := cprun(t, "tokenize", "--tokenizer", tokenizer, "--to", filepath.Join(t.TempDir(), "out"),
-			file); code == 0 || !strings.Contains(stderr, want) {
-			t.Errorf("%q: exit status %d\n%s", text, code, stderr)
-		}
-	}
-}

@@ -33,26 +33,17 @@ func agents(t *testing.T, env string, flags ...[]string) (codes []int, said []st
 	return codes, said
 }
 
-// together trains on two nodes with one and two ranks, and returns the run directory and the output of the second.
-func together(t *testing.T) (dir, said string) {
-	t.Helper()
-	config, dir := small(t, 6), filepath.Join(t.TempDir(), "run")
-	codes, all := agents(t, "", []string{"--nproc", "1", "--run-dir", dir, config},
-		[]string{"--nproc", "2", "--run-dir", dir, config})
-	if codes[0] != 0 || codes[1] != 0 {
-		t.Fatalf("statuses %v\n%s\n%s", codes, all[0], all[1])
-	}
-	return dir, all[1]
-}
-
 // Nodes of different sizes train like one node with the same number of processes, bit for bit.
 func TestNodesTrainAsOne(t *testing.T) {
 	t.Parallel()
-	dir, said := together(t)
-	one, _ := trains(t, "--nproc", "3", small(t, 6))
-	if got, want := curve(t, dir), curve(t, one); got != want {
-		t.Errorf("two nodes:\n%sone:\n%s", got, want)
+	config, dir := small(t, 6), filepath.Join(t.TempDir(), "run")
+	codes, said := agents(t, "", []string{"--nproc", "1", "--run-dir", dir, config},
+		[]string{"--nproc", "2", "--run-dir", dir, config})
+	if codes[0] != 0 || codes[1] != 0 {
+		t.Fatalf("statuses %v\n%s\n%s", codes, said[0], said[1])
 	}
+	one, _ := trains(t, "--nproc", "3", config)
+	alike(t, "two nodes", dir, one)
 	for rank := range 3 {
 		if _, err := os.Stat(filepath.Join(dir, "logs", fmt.Sprintf("rank-%04d.log", rank))); err != nil {
 			t.Error(err)
@@ -61,8 +52,17 @@ func TestNodesTrainAsOne(t *testing.T) {
 	if st, err := os.Stat(filepath.Join(dir, ".key")); err != nil || st.Mode() != 0o600 {
 		t.Errorf("the key: %v, %v", st, err)
 	}
-	if strings.Contains(said, "step ") {
-		t.Errorf("the second node shows steps, too:\n%s", said)
+	if strings.Contains(said[1], "step ") {
+		t.Errorf("the second node shows steps, too:\n%s", said[1])
+	}
+	// Each node writes the status of its ranks into the shared run directory.
+	for node, want := range []string{`"node_rank":0,"first_rank":0,"ranks":1,"world_size":3,`,
+		`"node_rank":1,"first_rank":1,"ranks":2,"world_size":3,`} {
+		contains(t, "the status", content(t, dir, "logs", fmt.Sprintf("status-%04d.json", node)), want,
+			`"state":"ended","exit_code":0`)
+	}
+	if out, _ := must(t, "top", dir); !strings.HasPrefix(out, "run  done ") || !strings.Contains(out, "nodes   2: ") {
+		t.Errorf("\n%s", out)
 	}
 }
 

@@ -12,23 +12,9 @@ const bench3B = "../../examples/bench/llama-3.2-3b-128k.yaml"
 // The longest sequence fits, and the next longer one does not.
 func TestPlanLongest(t *testing.T) {
 	t.Parallel()
-	args := []string{"plan", bench3B, "--set", "model.num_hidden_layers=4", // fewer are planned sooner
-		"--assume", "gpu=h200,gpus=4,hosts=2,net=50G,cudnn=9.19.0", "--json"}
-	type planned struct {
-		Partition struct {
-			SeqLen int `json:"seq_len"`
-			Ranks  int
-		}
-		Memory struct {
-			Fits                   bool
-			Total, Device, Reserve int64
-		}
-	}
-	run := func(more ...string) (p planned) {
-		out, _ := must(t, append(args, more...)...)
-		decode(t, out, &p)
-		return p
-	}
+	args := []string{bench3B, "--set", "model.num_hidden_layers=4", // fewer are planned sooner
+		"--assume", "gpu=h200,gpus=4,hosts=2,net=50G,cudnn=9.19.0"}
+	run := func(more ...string) planned { return plan(t, append(args, more...)...) }
 	longest := run("--longest")
 	if !longest.Memory.Fits || longest.Partition.Ranks != 8 || longest.Partition.SeqLen%1024 != 0 ||
 		longest.Partition.SeqLen < 1<<20 {
@@ -45,7 +31,7 @@ func TestPlanLongest(t *testing.T) {
 		whole.Partition.SeqLen <= longest.Partition.SeqLen {
 		t.Errorf("without a reserve: %+v", whole)
 	}
-	out, _ := must(t, append(args[:len(args)-1:len(args)-1], "--longest")...)
+	out, _ := must(t, append([]string{"plan", "--longest"}, args...)...)
 	text, _, _ := strings.Cut(out, "\n\n")
 	contains(t, "the plan", strings.Join(strings.Fields(text), " "), "The bound is device memory: activations",
 		"Twice as many tokens fit 16 ranks on 4 hosts", "ram=) does not lift it")
@@ -62,6 +48,19 @@ func TestPlanLongestOnLittleHostMemory(t *testing.T) {
 		"gpu=h200,gpus=2,cudnn=9.19.0,ram=20G", "--longest")
 	text, _, _ := strings.Cut(out, "\n\n")
 	contains(t, "the plan", strings.Join(strings.Fields(text), " "), "20 GiB (--assume ram=) lifts it")
+}
+
+// fitsTerminal fails if a text is longer or wider than a terminal.
+func fitsTerminal(t *testing.T, text string) {
+	t.Helper()
+	if n := strings.Count(text, "\n"); n > 40 {
+		t.Errorf("%d lines\n%s", n, text)
+	}
+	for line := range strings.Lines(text) {
+		if utf8.RuneCountInString(line) > 81 {
+			t.Errorf("a line of %d columns: %s", utf8.RuneCountInString(line), line)
+		}
+	}
 }
 
 // The first lines report whether the run fits. The short plan fits a terminal, and --verbose prints the rest.
@@ -85,14 +84,7 @@ func TestPlanBeginsWithItsVerdict(t *testing.T) {
 			!strings.Contains(rest, "\nbackend ") {
 			t.Errorf("%v begins with\n%s", c.args, short)
 		}
-		if n := strings.Count(short, "\n"); n > 40 {
-			t.Errorf("%v: %d lines\n%s", c.args, n, short)
-		}
-		for line := range strings.Lines(short) {
-			if utf8.RuneCountInString(line) > 81 {
-				t.Errorf("%v: a line of %d columns: %s", c.args, len(line), line)
-			}
-		}
+		fitsTerminal(t, short)
 		for _, w := range []string{"\nconfig ", "global_batch_size:", "\npartition ", "\nhops ", "rank 1 "} {
 			if strings.Contains(short, w) || !strings.Contains(long, w) {
 				t.Errorf("%v: %q in short %t, in long %t", c.args, w, strings.Contains(short, w),

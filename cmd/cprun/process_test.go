@@ -58,11 +58,13 @@ func TestTrainWritesTheRunDirectory(t *testing.T) {
 		}
 	}
 	contains(t, "the terminal", stderr, "step 10/10", dir)
+	// A run ends with the command to generate text.
+	if want := " generate " + dir + " --prompt The\n"; !strings.HasSuffix(stderr, want) {
+		t.Errorf("it ends without %q:\n%s", want, stderr)
+	}
 	// The resolved config runs unchanged, to the same losses.
 	again, _ := trains(t, "--nproc", "3", filepath.Join(dir, "config.yaml"))
-	if got, want := curve(t, again), curve(t, dir); got != want {
-		t.Errorf("the resolved config gives\n%swant\n%s", got, want)
-	}
+	alike(t, "the resolved config", again, dir)
 }
 
 // TestErrorOfTheLauncherIsPrintedOnce lets the launcher fail before it starts a worker.
@@ -86,7 +88,7 @@ func TestKilledWorkerIsNamedAndNothingIsLeft(t *testing.T) {
 	}
 	victim := workers[2]
 	rank := rankOf(t, victim)
-	signal(t, victim, syscall.SIGKILL)
+	signal(t, syscall.SIGKILL, victim)
 	s.ends(1)
 	gone(t, workers)
 	lines := strings.Split(strings.TrimSpace(s.said()), "\n")
@@ -127,9 +129,7 @@ func TestSIGTERMCheckpointsAndResumeRepeats(t *testing.T) {
 				small(t, endless))...)
 
 			whole, _ := trains(t, append(flags, small(t, steps))...)
-			if got, want := curve(t, dir), curve(t, whole); got != want {
-				t.Errorf("stopped after step %d and gone on:\n%swant\n%s", stopped, got, want)
-			}
+			alike(t, fmt.Sprintf("stopped after step %d and gone on", stopped), dir, whole)
 		})
 	}
 }
@@ -177,14 +177,6 @@ func (s *started) resumes() string {
 	return command
 }
 
-// A run with no steps left reports it.
-func TestNothingLeftToDo(t *testing.T) {
-	t.Parallel()
-	dir, _ := trains(t, small(t, 2))
-	_, stderr := must(t, "--run-dir", dir, small(t, 2))
-	contains(t, "stderr", stderr, "no steps were left")
-}
-
 func TestResumeOnAnotherNumberOfRanks(t *testing.T) {
 	t.Parallel()
 	dir, _ := trains(t, "--nproc", "3", small(t, 4))
@@ -192,6 +184,8 @@ func TestResumeOnAnotherNumberOfRanks(t *testing.T) {
 	if n := len(metricsOf(t, dir)); n != 6 {
 		t.Errorf("%d lines of metrics, want 6", n)
 	}
+	_, stderr := must(t, "--run-dir", dir, "--set", "train.steps=6", small(t, 4))
+	contains(t, "without steps left", stderr, "no steps were left")
 	// A checkpoint can also start a new run.
 	other, _ := trains(t, "--resume", dir, "--set", "train.steps=7", small(t, 4))
 	if got := metricsOf(t, other); len(got) != 1 || string(got[0]["step"]) != "7" {
@@ -205,10 +199,8 @@ func TestInterruptTwiceEndsAtOnce(t *testing.T) {
 	s.afterStep(1)
 	workers := s.workers()
 	// Stopped workers cannot write a checkpoint, so the first interrupt has no effect.
-	for _, w := range workers {
-		signal(t, w, syscall.SIGSTOP)
-	}
-	signal(t, s.Process.Pid, syscall.SIGINT)
+	signal(t, syscall.SIGSTOP, workers...)
+	signal(t, syscall.SIGINT, s.Process.Pid)
 	s.until("word of the first interrupt", func() bool {
 		return strings.Contains(s.said(), "are asked for a checkpoint")
 	})
@@ -219,7 +211,7 @@ func TestInterruptTwiceEndsAtOnce(t *testing.T) {
 	time.Sleep(50 * time.Millisecond)
 	heard := func() bool { return strings.Contains(s.said(), "interrupted twice") }
 	s.until("word of the second interrupt", func() bool {
-		signal(t, s.Process.Pid, syscall.SIGINT)
+		signal(t, syscall.SIGINT, s.Process.Pid)
 		for end := time.Now().Add(2 * time.Second); !heard() && time.Now().Before(end); {
 			time.Sleep(5 * time.Millisecond)
 		}
@@ -235,7 +227,7 @@ func TestRestartGoesOnFromTheCheckpoint(t *testing.T) {
 	s := start(t, dir, "--nproc", "2", "--max-restarts", "1", "--set", "checkpoint.every=2", small(t, endless))
 	s.afterStep(5)
 	first := s.workers()
-	signal(t, first[0], syscall.SIGKILL)
+	signal(t, syscall.SIGKILL, first[0])
 	gone(t, first)
 	before := len(metricsOf(t, dir))
 	s.until("steps after the restart", func() bool { return len(metricsOf(t, dir)) > before+1 })
@@ -256,7 +248,5 @@ func TestTwoJobsDoNotCollide(t *testing.T) {
 	if x, y := a.wait(), b.wait(); x != 0 || y != 0 {
 		t.Fatalf("exit statuses %d and %d\n%s\n%s", x, y, a.said(), b.said())
 	}
-	if x, y := curve(t, a.dir), curve(t, b.dir); x != y {
-		t.Errorf("two runs of one config differ:\n%s\n%s", x, y)
-	}
+	alike(t, "two runs of one config", a.dir, b.dir)
 }

@@ -133,9 +133,7 @@ func TestTheOrderOfACheckpointGoesOn(t *testing.T) {
 	if strings.Contains(stderr, "data.seed") {
 		t.Errorf("another order is told of:\n%s", stderr)
 	}
-	if got, want := curve(t, parts), curve(t, whole); got != want {
-		t.Fatalf("stopped and gone on:\n%swant\n%s", got, want)
-	}
+	alike(t, "stopped and gone on", parts, whole)
 	_, stderr = must(t, set("data.seed=6", "--run-dir", parts, "--set", "train.steps=5", config)...)
 	contains(t, "another order", stderr, "data.seed is 5 in the checkpoint and 6 here")
 }
@@ -198,7 +196,7 @@ func TestSignalsWhileInputIsChecked(t *testing.T) {
 		s := start(t, filepath.Join(t.TempDir(), "run"), "--set", "data.path="+text, "--set",
 			"data.pack_documents=true", "--set", "data.eos_token_id=1", small(t, 1))
 		s.until("the text is read", func() bool { return opened(s.Process.Pid, text) })
-		signal(t, s.Process.Pid, sig)
+		signal(t, sig, s.Process.Pid)
 		if code := s.wait(); code != 75 || !strings.Contains(s.said(), "before training began") {
 			t.Errorf("%v: exit status %d, want 75\n%s", sig, code, s.said())
 		}

@@ -175,7 +175,7 @@ func (s *started) cell(dir string) (pids []int) {
 func interrupt(t *testing.T, dir, file string) {
 	s := launched(t, process(t, "scale", "--nproc", "2", "--out", dir, file))
 	pids := s.cell(dir)
-	signal(t, s.Process.Pid, syscall.SIGKILL)
+	signal(t, syscall.SIGKILL, s.Process.Pid)
 	s.wait()
 	gone(t, pids)
 	write(t, dir, "cells.jsonl", content(t, dir, "cells.jsonl")+`{"cell":"torn`)
@@ -189,16 +189,12 @@ func frozen(t *testing.T, dir, file string) (stdout string) {
 	c.Stdout = &out
 	s := launched(t, c)
 	workers := s.cell(dir)[1:]
-	for _, pid := range workers {
-		signal(t, pid, syscall.SIGSTOP)
-	}
+	signal(t, syscall.SIGSTOP, workers...)
 	s.until("the limit", func() bool {
 		logs, _ := filepath.Glob(filepath.Join(dir, "cells", "*1000000*", "1", "logs", "launcher.log"))
 		return len(logs) == 1 && strings.Contains(content(t, logs[0]), "are asked for a checkpoint")
 	})
-	for _, pid := range workers {
-		signal(t, pid, syscall.SIGCONT)
-	}
+	signal(t, syscall.SIGCONT, workers...)
 	s.ends(0)
 	return out.String()
 }
@@ -214,7 +210,7 @@ func TestScaleStopsAndGoesOn(t *testing.T) {
 	}
 	s := run(process(t, "scale", "--nproc", "2", file))
 	pids := s.cell(filepath.Join(work, "runs", "*"))
-	signal(t, s.Process.Pid, syscall.SIGINT)
+	signal(t, syscall.SIGINT, s.Process.Pid)
 	s.ends(75)
 	gone(t, pids)
 	again := s.resumes()
@@ -240,13 +236,11 @@ func TestScaleStopsAndGoesOn(t *testing.T) {
 	// Stopped workers do not end on the first request. The second one does not wait for them.
 	s = run(process(t, "scale", "--nproc", "2", file))
 	pids = s.cell(dirs[0])
-	for _, pid := range pids[1:] {
-		signal(t, pid, syscall.SIGSTOP)
-	}
-	signal(t, s.Process.Pid, syscall.SIGINT)
+	signal(t, syscall.SIGSTOP, pids[1:]...)
+	signal(t, syscall.SIGINT, s.Process.Pid)
 	s.until("word of the first request", func() bool { return strings.Contains(s.said(), "a second request") })
 	time.Sleep(200 * time.Millisecond) // longer than the time in which signals count as one
-	signal(t, s.Process.Pid, syscall.SIGINT)
+	signal(t, syscall.SIGINT, s.Process.Pid)
 	s.ends(130)
 	gone(t, pids)
 	if dirs, _ := filepath.Glob(filepath.Join(work, "runs", "*")); len(dirs) != 1 {

@@ -90,17 +90,14 @@ func TestTokenizeWritesWhatTrainingReads(t *testing.T) {
 		t.Errorf("%v", ids)
 	}
 	// Text and its token files train to the same bits. Text is read with the model's own tokenizer and EOS.
-	curves := map[string]string{}
+	runs := map[string]string{}
 	for name, path := range map[string]string{"text": "[" + a + ", " + b + "]", "pair": out + ".bin"} {
-		run, _ := trains(t, "--nproc", "2", write(t, dir, name+".yaml", fmt.Sprintf("model: {from: %s}\ndata: {path: %s, "+
-			"seq_len: 64, pack_documents: false}\ntrain: {steps: 3, deterministic: true}\n", hf, path)))
-		curves[name] = curve(t, run)
-		contains(t, name, content(t, run, "config.yaml"), "eos_token_id: 2",
+		runs[name], _ = trains(t, "--nproc", "2", write(t, dir, name+".yaml", fmt.Sprintf("model: {from: %s}\n"+
+			"data: {path: %s, seq_len: 64, pack_documents: false}\ntrain: {steps: 3, deterministic: true}\n", hf, path)))
+		contains(t, name, content(t, runs[name], "config.yaml"), "eos_token_id: 2",
 			"tokenizer: "+filepath.Join(hf, "tokenizer.json"))
 	}
-	if curves["text"] != curves["pair"] || len(curves["text"]) == 0 {
-		t.Errorf("text:\n%spair:\n%s", curves["text"], curves["pair"])
-	}
+	alike(t, "text and its token files", runs["text"], runs["pair"])
 	// The file alone, and no EOS.
 	must(t, "tokenize", "--quiet", "--tokenizer", filepath.Join(hf, "tokenizer.json"), "--eos=false", "--to", out+"2",
 		b)
@@ -120,6 +117,7 @@ func TestWrongTokenizeIsRefused(t *testing.T) {
 	write(t, bare, "tokenizer.json", `{"model":{"type":"WordLevel","vocab":{"a":0}}}`)
 	out := filepath.Join(dir, "out")
 	write(t, dir, "there.bin", "")
+	gpt2 := filepath.Join(model(t, "gpt2"), "tokenizer.json")
 	invalid(t, []string{"tokenize", "--tokenizer", hf, "--to", out}, "FILE")
 	invalid(t, []string{"tokenize", "--to", out, good}, "--tokenizer is missing")
 	invalid(t, []string{"tokenize", "--tokenizer", hf, good}, "--to is missing")
@@ -133,6 +131,9 @@ func TestWrongTokenizeIsRefused(t *testing.T) {
 		{"there.bin: it is there already", hf, filepath.Join(dir, "there"), good},
 		{"no such file or directory", hf, filepath.Join(dir, "no", "out"), good},
 		{"b.txt: not UTF-8 at byte 3", hf, out, write(t, dir, "b.txt", "caf\xe9")},
+		{"-f utf-16", gpt2, out, write(t, dir, "little.txt", "\xff\xfeh\x00i\x00")},
+		{"-f utf-16", gpt2, out, write(t, dir, "big.txt", "\xfe\xff\x00h\x00i")},
+		{"-f latin1", gpt2, out, filepath.Join(dir, "b.txt")},
 		{`c.jsonl: line 2: no key "text"`, hf, out, good, write(t, dir, "c.jsonl", "{\"text\":\"a\"}\n{}")},
 		{"d.jsonl: ", hf, out, write(t, dir, "d.jsonl", `{"input_ids":[1],"labels":[-100]}`)},
 		{"no text", hf, out, write(t, dir, "e.txt", "")},

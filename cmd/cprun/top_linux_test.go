@@ -233,17 +233,3 @@ func TestTopFindsTheNewestRun(t *testing.T) {
 		t.Errorf("%v, %s", err, out)
 	}
 }
-
-// Each node of a job writes the status of its ranks into the shared run directory.
-func TestTopShowsAllNodes(t *testing.T) {
-	t.Parallel()
-	dir, _ := together(t)
-	for rank, want := range []string{`"node_rank":0,"first_rank":0,"ranks":1,"world_size":3,`,
-		`"node_rank":1,"first_rank":1,"ranks":2,"world_size":3,`} {
-		contains(t, "the status", content(t, dir, "logs", fmt.Sprintf("status-%04d.json", rank)), want,
-			`"state":"ended","exit_code":0`)
-	}
-	if out, _ := must(t, "top", dir); !strings.HasPrefix(out, "run  done ") || !strings.Contains(out, "nodes   2: ") {
-		t.Errorf("\n%s", out)
-	}
-}

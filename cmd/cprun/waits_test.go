@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -22,7 +21,7 @@ func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
 		// again, if a rank was too busy to answer
 		if text := s.said(); strings.Count(text, "cprun: what each rank waits for") == asked {
 			asked++
-			signal(t, s.Process.Pid, syscall.SIGQUIT)
+			signal(t, syscall.SIGQUIT, s.Process.Pid)
 		}
 		_, last, _ := strings.Cut(s.said(), "cprun: what each rank waits for")
 		return len(row.FindAllString(last, -1)) >= 3
@@ -30,18 +29,13 @@ func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
 	s.afterStep(len(metricsOf(t, dir)) + 3)
 	s.stop()
 	whole, _ := trains(t, "--nproc", "3", small(t, len(metricsOf(t, dir))))
-	if got, want := curve(t, dir), curve(t, whole); got != want {
-		t.Errorf("asked in the middle:\n%swant\n%s", got, want)
-	}
+	alike(t, "asked in the middle", dir, whole)
 	if text := s.said(); strings.Contains(text, "goroutine ") {
 		t.Errorf("stacks on the terminal:\n%s", text)
 	}
 	for rank := range 3 {
-		log, err := os.ReadFile(filepath.Join(dir, "logs", fmt.Sprintf("rank-%04d.log", rank)))
-		if want := fmt.Sprintf("--- stacks of rank %d, ", rank); err != nil || !strings.Contains(string(log), want) ||
-			!strings.Contains(string(log), "internal/run/train.") {
-			t.Errorf("log of rank %d: %v\n%s", rank, err, log)
-		}
+		contains(t, "the rank's log", content(t, dir, "logs", fmt.Sprintf("rank-%04d.log", rank)),
+			fmt.Sprintf("--- stacks of rank %d, ", rank), "internal/run/train.")
 	}
 }
 
@@ -54,7 +48,7 @@ func TestATimeOutShowsWhoHeldUpWhom(t *testing.T) {
 	workers := s.workers()
 	victim := workers[len(workers)-1]
 	rank := rankOf(t, victim)
-	signal(t, victim, syscall.SIGSTOP)
+	signal(t, syscall.SIGSTOP, victim)
 	s.ends(1)
 	gone(t, workers)
 	text := s.said()
@@ -69,12 +63,12 @@ func TestATimeOutShowsWhoHeldUpWhom(t *testing.T) {
 		}
 	}
 	for other := range 3 {
-		log, err := os.ReadFile(filepath.Join(dir, "logs", fmt.Sprintf("rank-%04d.log", other)))
 		// The reduction of metrics belongs to no pass: "step 6: all-reduce".
 		want := fmt.Sprintf(`(?m)^cprun worker: rank %d, step \d+[,:] .* s without progress; `+
 			`[\d,]+ bytes (from|to) rank \d`, other)
-		if other != rank && (err != nil || !regexp.MustCompile(want).Match(log)) {
-			t.Errorf("log of rank %d has no %s: %v", other, want, err)
+		log := content(t, dir, "logs", fmt.Sprintf("rank-%04d.log", other))
+		if other != rank && !regexp.MustCompile(want).MatchString(log) {
+			t.Errorf("log of rank %d has no %s", other, want)
 		}
 	}
 	if t.Failed() {
