@@ -41,7 +41,7 @@ func model(t *testing.T, with string) string {
 	return dir
 }
 
-// bytesOnly is a tokenizer.json that fits the 256 rows of the small llama.
+// This tokenizer.json fits the 256 rows of the small llama.
 const bytesOnly = `{"added_tokens":[{"id":2,"content":"</s>","special":true,"normalized":false}],
 	"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"model":{"type":"BPE","merges":[],"vocab":{%s}}}`
 
