@@ -31,7 +31,7 @@ var openExceptions = map[string]struct{ calls, why string }{
 	"internal/base/files/dir.go":            {"os.OpenRoot root.OpenFile root.OpenRoot", "writes, opens directories, and creates files that another host may also create"},
 	"internal/launch/jobdir.go":             {"os.Open os.WriteFile", "locks private directories of its user, and marks a new one"},
 	"internal/base/cuda/nvrtc/cache.go":     {"os.OpenFile", "locks a file in the user's own cache"},
-	"internal/text/data/parquet.go":        {"root.OpenFile", "parquet.OpenFile takes a file that is open already"},
+	"internal/text/data/parquet.go":         {"root.OpenFile", "parquet.OpenFile takes a file that is open already"},
 	"internal/lab/verify/values.go":         {"root.OpenFile", "parquet.OpenFile takes a file that is open already"},
 	"comm/copyengine/setup.go":              {"os.OpenFile", "maps a file in /dev/shm that rank 0 created and named over the authenticated mesh"},
 }
