@@ -30,11 +30,11 @@ type layer struct {
 type mixer interface {
 	// views appends the branch's views.
 	views(list []saved, m *Model, s *activations) []saved
-	// forward sets s.out; if that is known, only what its gradient needs.
+	// forward sets s.out. With known, s.out is kept, and forward sets the views for its gradient only.
 	forward(p *pass, s *activations, known bool) error
 	// output sets t.h to the summand.
 	output(p *pass, t *activations)
-	// outputBackward sets do, the gradient of t.out, from d, that of h.
+	// outputBackward sets do, the gradient of t.out, given d, the gradient of h.
 	outputBackward(p *pass, do, d View, t *activations)
 	// backward adds the gradient of x to d, given do.
 	backward(p *pass, d, do View, s *activations) error
@@ -43,9 +43,9 @@ type mixer interface {
 // An mlp works on tiles. t.h holds the mixer's summand until forward adds t.x.
 type mlp interface {
 	views(list []saved, m *Model, s *activations) []saved
-	// forward sets out. Without it, the pass only needs the views for backward.
+	// forward sets out. Without out, it sets the views for backward only.
 	forward(p *pass, t *activations, out View)
-	// backward replaces d, the gradient of out, by that of h. It may overwrite t.
+	// backward replaces d, the gradient of out, by the gradient of h. It may overwrite t.
 	backward(p *pass, d View, t *activations)
 }
 
@@ -63,7 +63,7 @@ func (l *layer) at(r hf.Role) *weight {
 	return &weight{}
 }
 
-// copies returns 1 if the layer has an optional part, else 0.
+// copies returns 1 if the layer has an optional part, else 0. It multiplies the heads of views.
 func (l *layer) copies(r hf.Role) int {
 	if l.parts[r] == nil {
 		return 0

@@ -35,7 +35,7 @@ type Family struct {
 	RopeNames map[string]string
 	Trained   int // original_max_position_embeddings, a key outside rope_scaling; 0: it is inside
 	Pad       int // pad_token_id plus one; 0: null
-	// Activation is that of the MLP; "": SiLU. ActivationKey is its key in config.json; "": hidden_act.
+	// Activation of the MLP; "": SiLU. ActivationKey is its key in config.json; "": hidden_act.
 	Activation    kernels.Activation
 	ActivationKey string
 	// ZeroCentred norms multiply by 1 + weight.
@@ -60,7 +60,8 @@ const (
 	Norm      Role = "norm"      // [hidden]: before the head
 )
 
-// Names are a family's tensor names in files; those of a layer follow Family.Layer. A family may lack optional parts.
+// Names are a family's tensor names in files, in layers without the prefix Family.Layer. A family may lack optional
+// parts.
 type Names map[Role]string
 
 // with returns the names with others added or in place of some.
@@ -70,7 +71,7 @@ func (n Names) with(others Names) Names {
 	return all
 }
 
-// biases returns the names with those of the biases of some projections.
+// biases returns the names with the biases of some projections.
 func (n Names) biases(roles ...Role) Names {
 	all := maps.Clone(n)
 	for _, r := range roles {
