@@ -249,8 +249,7 @@ func TestJobsDoNotMeet(t *testing.T) {
 func TestStreamsEndWithTheMember(t *testing.T) {
 	simulated(t, 0, func(t *testing.T, w *crowd) {
 		c := w.config(1, "job")
-		var dialed []net.Conn
-		begun := make(chan struct{}, 1)
+		dialed, begun := make(chan net.Conn, 1000), make(chan struct{}, 1)
 		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
 			if addr == "10.0.0.3:4000" {
 				begun <- struct{}{}
@@ -259,14 +258,15 @@ func TestStreamsEndWithTheMember(t *testing.T) {
 			}
 			near, far := net.Pipe()
 			far.Close()
-			dialed = append(dialed, near)
+			dialed <- near
 			return near, nil
 		}
 		m, _ := Join(c)
 		m.Meet("10.0.0.2:4000")
 		time.Sleep(time.Minute)
-		for _, near := range dialed {
-			if _, err := near.Read(make([]byte, 1)); !errors.Is(err, io.ErrClosedPipe) { // io.EOF: it is open
+		streams := len(dialed)
+		for range streams {
+			if _, err := (<-dialed).Read(make([]byte, 1)); !errors.Is(err, io.ErrClosedPipe) { // io.EOF: it is open
 				t.Errorf("a stream is open: %v", err)
 			}
 		}
@@ -277,8 +277,8 @@ func TestStreamsEndWithTheMember(t *testing.T) {
 			near.Read(make([]byte, 1))
 			return time.Since(begin)
 		}
-		if d := ends(); d != streamTimeout || len(dialed) == 0 {
-			t.Errorf("of %d streams, a silent one ended after %v, not %v", len(dialed), d, streamTimeout)
+		if d := ends(); d != streamTimeout || streams == 0 {
+			t.Errorf("of %d streams, a silent one ended after %v, not %v", streams, d, streamTimeout)
 		}
 		m.Meet("10.0.0.3:4000")
 		<-begun
