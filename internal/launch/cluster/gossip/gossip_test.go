@@ -293,8 +293,7 @@ func TestStreamsEndWithTheMember(t *testing.T) {
 }
 
 // TestSidesOfACutFindEachOther checks that agents find each other, and again after a partition in which they have
-// dropped each other: by themselves if it was short, else once two agents have met. They need no timeout to notice one
-// that leaves.
+// dropped each other: by themselves if it was short, else once two agents have met.
 func TestSidesOfACutFindEachOther(t *testing.T) {
 	for _, c := range []struct {
 		side  int // agents of the first side
@@ -316,14 +315,25 @@ func TestSidesOfACutFindEachOther(t *testing.T) {
 				w.here[0].Meet(w.here[6].addr)
 			}
 			w.agree(time.Minute)
-			w.leave(w.here[2])
-			w.agree(300 * time.Millisecond)
-			want := []Peer{{"node1", "10.0.0.1:4000"}, {"node3", "10.0.0.3:4000"}}
-			if got := w.here[0].Peers(); len(got) != 6 || !slices.Equal(got[:2], want) {
+			want := []Peer{{"node1", "10.0.0.1:4000"}, {"node2", "10.0.0.2:4000"}}
+			if got := w.here[0].Peers(); len(got) != 7 || !slices.Equal(got[:2], want) {
 				t.Errorf("peers %v", got)
 			}
 		})
 	}
+}
+
+// TestLeaveIsKnownAtOnce checks that others need no timeout to notice an agent that leaves.
+func TestLeaveIsKnownAtOnce(t *testing.T) {
+	simulated(t, 0, func(t *testing.T, w *crowd) {
+		w.gather(2)
+		w.agree(time.Minute)
+		w.leave(w.here[1])
+		time.Sleep(100 * time.Millisecond)
+		if got := w.here[0].Peers(); len(got) > 0 {
+			t.Errorf("still knows %v", got)
+		}
+	})
 }
 
 var simAgents = flag.Int("gossip.agents", 32, "agents that TestSimulation has")
