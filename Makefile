@@ -35,15 +35,15 @@ PARALLEL  = -p $$((2 * $$(nproc))) -parallel $$((2 * $$(nproc)))
 LONGEST = ./internal/run/train ./cmd/cprun ./comm ./ring
 
 # Runs every test; -short leaves repetitions of the same work to `make test-full`. go vet runs first, over all packages;
-# go test -vet=all would vet the standard library too. SLOWEST names a file for the ten slowest tests.
+# go test -vet=all would vet the standard library too. Tests need no debug information (-w). SLOWEST names a file for the ten slowest tests.
 test: ## run every test of the CPU build, in its short form
 	$(GO) vet ./...
-	$(GO) $(if $(SLOWEST),run ./scripts/gotest $(SLOWEST),test) -short -vet=off $(PARALLEL) $(LONGEST) ./...
+	$(GO) $(if $(SLOWEST),run ./scripts/gotest $(SLOWEST),test) -short -vet=off -ldflags=-w $(PARALLEL) $(LONGEST) ./...
 
 # Runs the same tests with all repetitions: later steps of loss curves, more ranks, masks and random cases, large
 # collectives of every type and operation, and all faults and inputs of a kind instead of a sample. Takes minutes.
 test-full: ## run the same tests with all repetitions
-	$(GO) test -vet=off -timeout 30m $(PARALLEL) $(LONGEST) ./...
+	$(GO) test -vet=off -ldflags=-w -timeout 30m $(PARALLEL) $(LONGEST) ./...
 
 # Runs the code of other systems on Linux, by the tag portable: sockets in place of shared memory, workers without a
 # parent death signal, kernels without assembly.

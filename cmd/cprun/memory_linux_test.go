@@ -17,7 +17,7 @@ import (
 // (ulimit -d), and of all processes together (a control group) if this user can make one; in the short form, one of the
 // two. For the first the model is larger: the Go runtime of a process reserves data for later.
 func TestStateBeyondTheMemoryLimit(t *testing.T) {
-	const few, many = 12, 28 // layers
+	const few, many = 8, 28 // layers
 	dir := controlGroup(t, ranksOfState*stateOf(few))
 	if dir != "" {
 		testMemoryLimit(t, few, "echo $$ >"+dir+"/cgroup.procs")
