@@ -8,22 +8,26 @@ import (
 
 // attend is softmax attention over all ranks that share the sequence:
 //
-//	h   = Wo attention(q, k, v);  with a norm of the branch, its norm
+//	h   = Wo attention(q, k, v);  with a norm of the branch, its norm, or scaled
 //	q   = rope(norm(qRaw)), qRaw = Wq n1, n1 = norm(x); k likewise; without head norms in place
 type attend struct{ *layer }
 
 type attendViews struct {
 	q, k, v    View // [B, S, H, D], [B, S, K, D], [B, S, K, Dv], rotated
 	qRaw, kRaw View // with head norms, the inputs of these; else zero
-	qInv, kInv View // [B, S, H, 1], [B, S, K, 1], of head norms
-	inv1, n1   View // [B, S, 1, 1] and [B, S, 1, E], the norm of x
+	qInv, kInv View // [B, S, H, 1], [B, S, K, 1], of head norms; [B, S, 1, 1] of norms over all heads
+	inv1, n1   View // [B, S, 1, 1] and [B, S, 1, E], the norm of x, if the family has it; else zero
 
-	proj, projInv View // [B, S, 1, E], [B, S, 1, 1]: with a norm of the branch, its input and scale; else zero
+	proj, projInv View // [B, S, 1, E], [B, S, 1, 1]: if the summand is not the product, the product and its scale
 }
 
 func (l *attend) views(list []saved, m *Model, s *activations) []saved {
 	t, f, x, e := m.dtype, m.accum, l.Mixer, m.cfg.HiddenSize
-	raw, branch := l.copies(hf.QueryNorm), l.copies(hf.AttentionNorm)
+	raw, branch, input := l.copies(hf.QueryNorm), m.changes(l.layer, hf.AttentionNorm), l.copies(hf.InputNorm)
+	qInv, kInv := x.Heads, x.KVHeads
+	if x.WideNorms {
+		qInv, kInv = 1, 1
+	}
 	return append(list, []saved{
 		{&s.out.O, t, x.Heads, x.DimV, ofOutput},
 		{&s.out.LSE, f, x.Heads, 1, ofOutput},
@@ -32,10 +36,10 @@ func (l *attend) views(list []saved, m *Model, s *activations) []saved {
 		{&s.v, t, x.KVHeads, x.DimV, ofMixer},
 		{&s.qRaw, t, raw * x.Heads, x.Dim, ofMixer},
 		{&s.kRaw, t, raw * x.KVHeads, x.Dim, ofMixer},
-		{&s.qInv, f, raw * x.Heads, 1, ofMixer},
-		{&s.kInv, f, raw * x.KVHeads, 1, ofMixer},
-		{&s.inv1, f, 1, 1, ofMixerTile},
-		{&s.n1, t, 1, e, ofMixerTile},
+		{&s.qInv, f, raw * qInv, 1, ofMixer},
+		{&s.kInv, f, raw * kInv, 1, ofMixer},
+		{&s.inv1, f, input, 1, ofMixerTile},
+		{&s.n1, t, input, e, ofMixerTile},
 		{&s.proj, t, branch, e, ofTile},
 		{&s.projInv, f, branch, 1, ofTile},
 	}...)
@@ -49,20 +53,54 @@ func (l *attend) forward(p *pass, s *activations, known bool) error {
 	for lo, hi := range p.tiles(s.x) {
 		t := p.tile(l.layer, &rows, lo, hi)
 		q, k := t.raw()
-		p.ops.RMSNorm(t.n1, t.inv1, t.x, l.at(hf.InputNorm).w, p.cfg.RMSNormEps)
-		p.project(l.layer, hf.Query, q, t.n1, View{})
-		p.project(l.layer, hf.Key, k, t.n1, View{})
-		p.project(l.layer, hf.Value, t.v, t.n1, View{})
+		n1 := l.input(p, &t, false)
+		p.project(l.layer, hf.Query, q, n1, View{})
+		p.project(l.layer, hf.Key, k, n1, View{})
+		p.project(l.layer, hf.Value, t.v, n1, View{})
 	}
 	p.a.Release(mark)
 	q, k := s.raw()
-	cos, sin := p.angles(l.layer)
-	p.ops.NormRope(s.q, s.qInv, q, l.at(hf.QueryNorm).w, cos, sin, p.cfg.RMSNormEps)
-	p.ops.NormRope(s.k, s.kInv, k, l.at(hf.KeyNorm).w, cos, sin, p.cfg.RMSNormEps)
+	l.normRope(p, s.q, s.qInv, q, hf.QueryNorm, l.Rope.Query)
+	l.normRope(p, s.k, s.kInv, k, hf.KeyNorm, l.Rope.Key)
 	if known {
 		return nil
 	}
 	return p.att.Forward(l.index, s.out, s.q, s.k, s.v)
+}
+
+// input returns the input of the projections: the norm of x, known or not, or x in a family without it.
+func (l *attend) input(p *pass, t *activations, known bool) View {
+	if t.n1.IsZero() {
+		return t.x
+	}
+	if !known {
+		p.ops.RMSNorm(t.n1, t.inv1, t.x, l.at(hf.InputNorm).w, p.cfg.RMSNormEps)
+	}
+	return t.n1
+}
+
+// normRope sets y to the rotation of x by a table, after a norm if the layer has it.
+func (l *attend) normRope(p *pass, y, inv, x View, norm hf.Role, table int) {
+	cos, sin := p.angles(table)
+	w := l.at(norm).w
+	if l.Mixer.WideNorms {
+		p.ops.RMSNorm(rows(y), rows(inv), rows(x), w, p.cfg.RMSNormEps)
+		x, w = y, View{}
+	}
+	p.ops.NormRope(y, inv, x, w, cos, sin, p.cfg.RMSNormEps)
+}
+
+// normRopeBackward sets dx to the gradient of x, given dy. It may overwrite x.
+func (l *attend) normRopeBackward(p *pass, dx, dy, x, inv View, norm hf.Role, table int) {
+	cos, sin := p.angles(table)
+	at := l.at(norm)
+	if !l.Mixer.WideNorms {
+		p.ops.NormRopeBackward(dx, at.g, dy, x, inv, at.w, cos, sin)
+		return
+	}
+	p.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin)
+	p.ops.RMSNormBackward(rows(x), at.g, rows(dx), rows(x), rows(inv), at.w, false)
+	p.ops.Copy(dx, x)
 }
 
 // raw returns the projections before norm and rotation; without head norms the memory of the rotated ones.
@@ -73,13 +111,13 @@ func (s *activations) raw() (q, k View) {
 	return s.qRaw, s.kRaw
 }
 
-// angles returns the rotary tables of a layer: zero Views if it does not rotate.
-func (p *pass) angles(l *layer) (cos, sin View) {
-	if l.Rope < 0 {
+// angles returns a rotary table; zero Views for -1.
+func (p *pass) angles(table int) (cos, sin View) {
+	if table < 0 {
 		return View{}, View{}
 	}
 	n := p.b.IDs.Len(tensor.Batch)
-	lo := p.b.Cos.Len(tensor.Batch) / p.cfg.Ropes() * l.Rope
+	lo := p.b.Cos.Len(tensor.Batch) / p.cfg.Ropes() * table
 	return p.b.Cos.Slice(tensor.Batch, lo, lo+n), p.b.Sin.Slice(tensor.Batch, lo, lo+n)
 }
 
@@ -89,13 +127,12 @@ func (l *attend) output(p *pass, t *activations) {
 		return
 	}
 	p.project(l.layer, hf.Output, t.proj, t.out.O, View{})
-	p.ops.RMSNorm(t.h, t.projInv, t.proj, l.at(hf.AttentionNorm).w, p.cfg.RMSNormEps)
+	p.summand(l.layer, hf.AttentionNorm, t.h, t.projInv, t.proj)
 }
 
 func (l *attend) outputBackward(p *pass, do, d View, t *activations) {
 	if !t.proj.IsZero() {
-		after := l.at(hf.AttentionNorm)
-		p.ops.RMSNormBackward(t.proj, after.g, d, t.proj, t.projInv, after.w, false)
+		p.summandBackward(l.layer, hf.AttentionNorm, t.proj, d, t.projInv)
 		d = t.proj
 	}
 	p.projectDW(l.layer, hf.Output, d, t.out.O)
@@ -114,19 +151,15 @@ func (l *attend) backward(p *pass, d, do View, s *activations) error {
 	}
 	dq, dk, dv := do, s.k, s.v // no longer needed
 	qRaw, kRaw := s.raw()
-	cos, sin := p.angles(l.layer)
-	qNorm, kNorm := l.at(hf.QueryNorm), l.at(hf.KeyNorm)
-	p.ops.NormRopeBackward(dq, qNorm.g, g.DQ, qRaw, s.qInv, qNorm.w, cos, sin)
-	p.ops.NormRopeBackward(dk, kNorm.g, g.DK, kRaw, s.kInv, kNorm.w, cos, sin)
+	l.normRopeBackward(p, dq, g.DQ, qRaw, s.qInv, hf.QueryNorm, l.Rope.Query)
+	l.normRopeBackward(p, dk, g.DK, kRaw, s.kInv, hf.KeyNorm, l.Rope.Key)
 	p.ops.Copy(dv, g.DV)
 	p.a.Release(mark)
 
 	p.allocTile(l.layer, s, ofMixerTile, ofMixerTile)
 	for lo, hi := range p.tiles(s.x) {
 		t := p.tile(l.layer, s, lo, hi)
-		if !s.all {
-			p.ops.RMSNorm(t.n1, t.inv1, t.x, l.at(hf.InputNorm).w, p.cfg.RMSNormEps)
-		}
+		l.input(p, &t, s.all)
 		l.inputBackward(p, part(d, lo, hi), part(dq, lo, hi), part(dk, lo, hi), part(dv, lo, hi), &t)
 	}
 	return nil
@@ -134,16 +167,22 @@ func (l *attend) backward(p *pass, d, do View, s *activations) error {
 
 // inputBackward needs no gradient of the norm's input if no parameter below is trained.
 func (l *attend) inputBackward(p *pass, d, dq, dk, dv View, t *activations) {
-	p.projectDW(l.layer, hf.Query, dq, t.n1)
-	p.projectDW(l.layer, hf.Key, dk, t.n1)
-	p.projectDW(l.layer, hf.Value, dv, t.n1)
+	n1, normed := l.input(p, t, true), !t.n1.IsZero()
+	p.projectDW(l.layer, hf.Query, dq, n1)
+	p.projectDW(l.layer, hf.Key, dk, n1)
+	p.projectDW(l.layer, hf.Value, dv, n1)
 	norm := l.at(hf.InputNorm)
-	if l.index <= p.lowest && norm.frozen {
+	if l.index <= p.lowest && (norm.frozen || !normed) {
 		return
 	}
-	dn1 := t.n1 // no longer needed
-	p.linearDX(dn1, dq, l.at(hf.Query), false)
+	dn1 := n1 // no longer needed
+	if !normed {
+		dn1 = d
+	}
+	p.linearDX(dn1, dq, l.at(hf.Query), !normed)
 	p.linearDX(dn1, dk, l.at(hf.Key), true)
 	p.linearDX(dn1, dv, l.at(hf.Value), true)
-	p.ops.RMSNormBackward(d, norm.g, dn1, t.x, t.inv1, norm.w, true)
+	if normed {
+		p.ops.RMSNormBackward(d, norm.g, dn1, t.x, t.inv1, norm.w, true)
+	}
 }

@@ -128,6 +128,16 @@ var tinyModels = map[string]*hf.Config{
 		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2}, RopeLocalBaseFreq: 10,
 		SlidingWindow: 3, LayerTypes: []string{"sliding_attention", "full_attention"},
 	},
+	"olmo3": {
+		Architecture: "olmo3", VocabSize: 7, HiddenSize: 10, IntermediateSize: 14, NumHiddenLayers: 2,
+		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 4, RopeTheta: 30, RMSNormEps: 0.3,
+		SlidingWindow: 3, LayerTypes: []string{"sliding_attention", "full_attention"},
+	},
+	"granite": {
+		Architecture: "granite", VocabSize: 7, HiddenSize: 6, IntermediateSize: 10, NumHiddenLayers: 2,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RopeTheta: 30, RMSNormEps: 1e-5, TieWordEmbeddings: true,
+		AttentionMultiplier: 0.4, EmbeddingMultiplier: 1.5, ResidualMultiplier: 0.7, LogitsScaling: 3,
+	},
 }
 
 // tinyCase returns one of tinyModels with random weights and two sequences, each of two documents, with some tokens

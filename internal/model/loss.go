@@ -41,6 +41,7 @@ func (p *pass) lossBackward(loss, d, x View, scale float64) {
 		p.linearDW(p.head, dlogits, c.n)
 		dn := c.n // no longer needed
 		p.ops.LinearDX(dn, dlogits, p.head.w, false)
+		p.divideLogits(dn)
 		p.ops.RMSNormBackward(d.Slice(tensor.Seq, c.lo, c.hi), p.norm.g, dn, c.x, c.inv, p.norm.w, false)
 	})
 }
@@ -55,12 +56,20 @@ type chunk struct {
 	logits  View // [1, T, 1, V]
 }
 
-// logits sets n = norm(x), logits = Whead n, within the soft cap.
+// logits sets n = norm(x), divided by the scaling of logits, and logits = Whead n, within the soft cap.
 func (p *pass) logits(c chunk) {
 	p.ops.RMSNorm(c.n, c.inv, c.x, p.norm.w, p.cfg.RMSNormEps)
+	p.divideLogits(c.n)
 	p.ops.Linear(c.logits, c.n, p.head.w, View{})
 	if p.softcap > 0 {
 		p.ops.SoftCap(c.logits, p.softcap)
+	}
+}
+
+// divideLogits divides the head's input, or its gradient, by the scaling of logits.
+func (p *pass) divideLogits(n View) {
+	if by := p.cfg.LogitsScaling; by > 0 {
+		p.ops.Affine(n, n, 1/by, 0)
 	}
 }
 

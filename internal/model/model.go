@@ -70,7 +70,7 @@ type Model struct {
 
 	act     kernels.Activation
 	softcap float64   // of logits; 0: none
-	embedBy float64   // factor of the embedding, rounded to dtype; 0: none
+	embedBy float64   // factor of the embedding; 0: none
 	shifts  []shifted // of trained and frozen vectors, if norms multiply by 1 + weight
 
 	flat   *FlatLayout
@@ -191,6 +191,7 @@ func (m *Model) take(p Param, w weight, adapters map[string]*adapter) {
 func (m *Model) choose(cfg *hf.Config, params Params) {
 	f := cfg.Family()
 	m.act, m.softcap = cmp.Or(f.Activation, kernels.SiLU), cfg.FinalLogitSoftcapping
+	m.embedBy = cfg.EmbeddingMultiplier
 	if f.ScaledEmbedding {
 		m.embedBy = rounded(math.Sqrt(float64(cfg.HiddenSize)), m.dtype)
 	}

@@ -15,10 +15,13 @@ import (
 // its precision, since weights depend on the rounding of these tables.
 type Rope struct {
 	InvFreq []float32
-	Local   []float32 // of layers with a window, if they have a table of their own; never scaled
+	// Local is the second table, if there is one: of layers with a window, never scaled, or of queries, whose cos and sin
+	// grow as in hf.RopeScaling.QueryBeta.
+	Local []float32
+	beta  float64
 	// Long replaces InvFreq in documents of more than Short tokens: longrope. nil: no other frequencies.
 	Long  []float32
-	Short int
+	Short int // the trained length
 	// Factor multiplies cos and sin, so that attention scores grow by its square: the attention factor of yarn and
 	// longrope, 1 for all others.
 	Factor float64
@@ -28,7 +31,7 @@ type Rope struct {
 func NewRope(cfg *hf.Config) *Rope {
 	powers := powersOf(cfg, cfg.RopeTheta)
 	r := &Rope{InvFreq: inverse(powers, nil), Factor: 1}
-	if cfg.Ropes() > 1 {
+	if cfg.Ropes() > 1 { // unless they are of queries
 		r.Local = inverse(powersOf(cfg, cmp.Or(cfg.RopeLocalBaseFreq, cfg.RopeTheta)), nil)
 	}
 	s := cfg.RopeScaling
@@ -50,6 +53,9 @@ func NewRope(cfg *hf.Config) *Rope {
 		r.Short, r.Factor = s.OriginalMax, longFactor(s)
 	default:
 		panic(fmt.Sprintf("model: rope type %q in a resolved config", s.Type))
+	}
+	if s.QueryBeta > 0 {
+		r.Local, r.beta, r.Short = r.InvFreq, s.QueryBeta, s.OriginalMax
 	}
 	return r
 }
@@ -185,25 +191,30 @@ func fillRope[T tensor.Float](r *Rope, cos, sin []T, positions, lengths []int) {
 		panic(fmt.Sprintf("model: rope tables of %d elements for %d positions of %d pairs, and %d lengths", len(cos),
 			len(positions), len(r.InvFreq), len(lengths)))
 	}
-	fillTable(func(t int) []float32 {
+	fillTable(func(t int) ([]float32, float64) {
 		if r.Long != nil && lengths[t] > r.Short {
-			return r.Long
+			return r.Long, r.Factor
 		}
-		return r.InvFreq
-	}, r.Factor, cos[:n], sin[:n], positions)
-	fillTable(func(int) []float32 { return r.Local }, 1, cos[n:], sin[n:], positions)
+		return r.InvFreq, r.Factor
+	}, cos[:n], sin[:n], positions)
+	fillTable(func(t int) ([]float32, float64) {
+		if r.beta == 0 {
+			return r.Local, 1
+		}
+		return r.Local, r.Factor * (1 + r.beta*math.Log1p(float64(positions[t]/r.Short)))
+	}, cos[n:], sin[n:], positions)
 }
 
 // A goroutine fills the rows of ropeChunk tokens.
 const ropeChunk = 1 << 10
 
-// fillTable writes a table on all cores, given the frequencies of each token.
-func fillTable[T tensor.Float](freqs func(t int) []float32, factor float64, cos, sin []T, positions []int) {
+// fillTable writes a table on all cores, given the frequencies of each token and the factor of its cos and sin.
+func fillTable[T tensor.Float](of func(t int) ([]float32, float64), cos, sin []T, positions []int) {
 	var filling sync.WaitGroup
 	for lo := 0; lo < len(positions); lo += ropeChunk {
 		filling.Go(func() {
 			for t, p := range positions[lo:min(lo+ropeChunk, len(positions))] {
-				list := freqs(lo + t)
+				list, factor := of(lo + t)
 				at := (lo + t) * len(list)
 				for i, f := range list {
 					angle := float64(float32(p) * f)

@@ -10,9 +10,11 @@ import pathlib
 import sys
 
 import torch
-from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig,
-                          LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM,
-                          Qwen2Config, Qwen2ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
+from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig,
+                          GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, MistralConfig,
+                          MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, Phi3Config,
+                          Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, SeedOssConfig, SeedOssForCausalLM,
+                          SmolLM3Config, SmolLM3ForCausalLM)
 
 import parity
 
@@ -27,6 +29,11 @@ GEMMA = dict(COMMON, head_dim=16, sliding_window=24, layer_types=["sliding_atten
 PLAIN = dict(rope_type="default", rope_theta=10000.0)
 BY_LAYER = dict(full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=4.0),
                 sliding_attention=dict(rope_type="default", rope_theta=100.0))
+SCALED = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32,
+              beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5)
+FULL_ONLY = dict(full_attention=dict(rope_type="yarn", rope_theta=50000.0, factor=4.0,
+                                     original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0),
+                 sliding_attention=dict(rope_type="default", rope_theta=100.0))
 
 # Windows and trained lengths are shorter than the sequences, so that each key moves the loss.
 FAMILIES = {
@@ -42,6 +49,14 @@ FAMILIES = {
                                                final_logit_softcapping=4.0, rope_parameters=PLAIN), RUN),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**GEMMA, query_pre_attn_scalar=20, final_logit_softcapping=6.0,
                                                    rope_parameters=BY_LAYER), RUN),
+    "ministral3": (Ministral3ForCausalLM, Ministral3Config(**COMMON, head_dim=16, rope_parameters=SCALED), RUN),
+    "seed-oss": (SeedOssForCausalLM, SeedOssConfig(**COMMON, head_dim=16, attention_dropout=0.0,
+                                                   residual_dropout=0.0), RUN),
+    "granite": (GraniteForCausalLM, GraniteConfig(**COMMON, embedding_multiplier=3.0, attention_multiplier=0.2,
+                                                  residual_multiplier=0.6, logits_scaling=1.7), RUN),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**COMMON), RUN),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config(**COMMON, sliding_window=24, rope_parameters=FULL_ONLY,
+                                            layer_types=["sliding_attention", "full_attention"]), RUN),
 }
 
 

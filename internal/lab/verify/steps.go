@@ -378,7 +378,7 @@ func turning(cfg *config.Config, layer int) (theta, factor float64, known bool) 
 	if len(m.NoRopeLayers) > 0 && m.NoRopeLayers[layer] == 0 {
 		return 0, 1, true
 	}
-	if m.Architecture == "gemma3_text" && slides(cfg, layer) {
+	if slices.Contains([]string{"gemma3_text", "olmo3"}, m.Architecture) && slides(cfg, layer) {
 		return cmp.Or(m.RopeLocalBaseFreq, m.RopeTheta), 1, true
 	}
 	s := m.RopeScaling

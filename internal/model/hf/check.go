@@ -75,12 +75,15 @@ func (c *Config) checkRotation(f *faults) {
 }
 
 func (c *Config) checkRope(f *faults) {
-	s := c.RopeScaling
+	s, family := c.RopeScaling, families[c.Architecture]
+	if family != nil && slices.Contains(family.Keys, betaKey) && !c.scalesQueries() {
+		f.add(ropePrefix+betaKey, "missing; %s needs it, with rope_type yarn", family.Name)
+	}
 	if s == nil {
 		return
 	}
 	add := func(key, format string, args ...any) { f.add(ropePrefix+key, format, args...) }
-	kinds := families[c.Architecture].ropes()
+	kinds := family.ropes()
 	if !slices.Contains(kinds, s.Type) {
 		add("rope_type", "%.64q is not supported; cprun has %s", s.Type,
 			wordList(append([]string{"default"}, kinds...)...))

@@ -30,6 +30,12 @@ type Config struct {
 	// RopeLocalBaseFreq is RopeTheta of layers with a window, unscaled; 0: RopeTheta.
 	RopeLocalBaseFreq  float64 `json:"rope_local_base_freq"`
 	QueryPreAttnScalar float64 `json:"query_pre_attn_scalar"` // scores are divided by its root; 0: HeadDim
+	// AttentionMultiplier multiplies scores in place of that; EmbeddingMultiplier the embedding; ResidualMultiplier the
+	// results of attention and MLP. Logits are divided by LogitsScaling. 0: none.
+	AttentionMultiplier float64 `json:"attention_multiplier"`
+	EmbeddingMultiplier float64 `json:"embedding_multiplier"`
+	ResidualMultiplier  float64 `json:"residual_multiplier"`
+	LogitsScaling       float64 `json:"logits_scaling"`
 	// AttnLogitSoftcapping limits scores to +-this by tanh; 0: no limit.
 	AttnLogitSoftcapping float64 `json:"attn_logit_softcapping"`
 	// FinalLogitSoftcapping limits logits in the same way.
@@ -90,6 +96,8 @@ type RopeScaling struct {
 	MScale          float64  `json:"mscale"`           // yarn, DeepSeek's form; 0: absent
 	MScaleAllDim    float64  `json:"mscale_all_dim"`   // yarn, likewise
 	Truncate        *bool    `json:"truncate"`         // yarn; nil: true
+	// QueryBeta, of yarn, multiplies the query at position i by 1 + QueryBeta ln(1 + floor(i / OriginalMax)); 0: by 1.
+	QueryBeta float64 `json:"llama_4_scaling_beta"`
 
 	// ShortFactor and LongFactor, of longrope, divide the frequencies: of each pair that rotates, in documents up to
 	// OriginalMax tokens and in longer ones.
@@ -125,13 +133,25 @@ func (c *Config) PaddingRow() int {
 
 // SoftmaxScale returns the factor of scores before the soft cap and the softmax.
 func (c *Config) SoftmaxScale() float64 {
+	if c.AttentionMultiplier > 0 {
+		return c.AttentionMultiplier
+	}
 	return 1 / math.Sqrt(cmp.Or(c.QueryPreAttnScalar, float64(c.HeadDim)))
 }
 
-// Ropes returns the number of rotary tables: 2 if layers with a window have their own.
+// Ropes returns the number of rotary tables: 2 if layers with a window have their own, or queries.
 func (c *Config) Ropes() int {
-	if f := families[c.Architecture]; f != nil && slices.Contains(f.Keys, localKey) {
+	if c.scalesQueries() || c.localRope() {
 		return 2
 	}
 	return 1
 }
+
+// localRope reports whether layers with a window have a rotary table of their own.
+func (c *Config) localRope() bool {
+	f := families[c.Architecture]
+	return f != nil && slices.Contains(f.Keys, localKey)
+}
+
+// scalesQueries reports whether the queries have a rotary table of their own.
+func (c *Config) scalesQueries() bool { return c.RopeScaling != nil && c.RopeScaling.QueryBeta > 0 }

@@ -284,7 +284,7 @@ func writeRope(m map[string]any, c *Config) {
 	if part, ok := m["partial_rotary_factor"]; ok {
 		v5["partial_rotary_factor"] = part
 	}
-	if c.Ropes() > 1 {
+	if c.localRope() {
 		m["rope_parameters"] = map[string]any{FullAttention: v5,
 			SlidingAttention: map[string]any{"rope_type": "default", "rope_theta": m[localKey]}}
 	}

@@ -38,11 +38,14 @@ type Family struct {
 	// Activation of the MLP; "": SiLU. ActivationKey is its key in config.json; "": hidden_act.
 	Activation    kernels.Activation
 	ActivationKey string
+	// WideNorms of queries and keys are over all heads.
+	WideNorms bool
 	// ZeroCentred norms multiply by 1 + weight.
 	ZeroCentred bool
 	// ScaledEmbedding is multiplied by the root of hidden_size, rounded to the type of activations.
 	ScaledEmbedding bool
-	// Wrapper is the model_type of a larger model with this one, described under text_config; "" for none.
+	// Wrapper is the model_type of a larger model with this one, described under text_config; "" for none. Several
+	// families may have the same.
 	Wrapper string
 	// Keys lists supported keys of config.json that not all families have.
 	Keys []string
@@ -328,7 +331,28 @@ func init() {
 	Register(Family{
 		Name: "mistral", Class: "MistralForCausalLM", Tensors: llamaNames, Layer: llamaLayer,
 		Defaults: Config{NumKeyValueHeads: 8, MaxPositionEmbedding: 128 << 10, SlidingWindow: 4096},
-		Windows:  Windows{Uniform: true},
+		Windows:  Windows{Uniform: true}, Wrapper: "mistral3",
+	})
+	Register(Family{
+		Name: "ministral3", Class: "Ministral3ForCausalLM", About: "ministral3 is llama with queries that grow beyond " +
+			"the trained length", Tensors: llamaNames, Layer: llamaLayer,
+		Ropes:    []string{"yarn"},
+		Defaults: Config{NumKeyValueHeads: 8, HeadDim: 128, MaxPositionEmbedding: 256 << 10, RMSNormEps: 1e-5},
+		Pad:      12, Windows: Windows{Uniform: true}, Wrapper: "mistral3", Keys: []string{betaKey},
+	})
+	Register(Family{
+		Name: "seed_oss", Class: "SeedOssForCausalLM", Tensors: llamaNames.biases(Query, Key, Value, Gate, Up, Down),
+		Layer:    llamaLayer,
+		Defaults: Config{NumKeyValueHeads: 8, HeadDim: 128, MaxPositionEmbedding: 512 << 10, AttentionBias: true},
+		Pad:      2, Windows: Windows{Foreign: true},
+		Export: map[string]any{"attention_out_bias": false, "residual_dropout": number(0)},
+	})
+	Register(Family{
+		Name: "granite", Class: "GraniteForCausalLM", About: "granite is llama with multipliers of scores, embedding, " +
+			"branches and logits", Tensors: llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down), Layer: llamaLayer,
+		Defaults: Config{MaxPositionEmbedding: 2048, AttentionMultiplier: 1},
+		Windows:  Windows{Foreign: true},
+		Keys:     []string{"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"},
 	})
 	Register(Family{
 		Name: "smollm3", Class: "SmolLM3ForCausalLM", About: "smollm3 is llama with layers that do not rotate",

@@ -49,7 +49,7 @@ func TestConfigsOfGemma(t *testing.T) {
 				return c.Layer(0).Mixer.Window == 4095 && c.Layer(1).Mixer.Window == -1 && c.Layer(2).Mixer.Window == 4095
 			}},
 		{gemma3Text, func(c *Config) bool {
-			return c.RopeTheta == 1e6 && c.RopeLocalBaseFreq == 1e4 && c.Ropes() == 2 && c.Layer(0).Rope == 1 && c.Layer(2).Rope == 0 &&
+			return c.RopeTheta == 1e6 && c.RopeLocalBaseFreq == 1e4 && c.Ropes() == 2 && c.Layer(0).Rope == Rope{1, 1} && c.Layer(2).Rope == Rope{} &&
 				c.Layer(1).Mixer.Window == 511 && c.Layer(2).Mixer.Window == -1 && c.Layer(5).Mixer.Window == -1 && c.FinalLogitSoftcapping == 0
 		}},
 		{gemma3File, func(c *Config) bool {

@@ -91,6 +91,8 @@ var ConfigKeys = []ConfigKey{
 		Doc: "DeepSeek's form of attention_factor"},
 	{Name: "rope_scaling.truncate", Default: "null", Ropes: "yarn",
 		Doc: "round the ramp's bounds to whole dimensions"},
+	{Name: ropePrefix + betaKey, Default: "null", Within: "(0, inf)", Ropes: "yarn", lacks: ignored,
+		Doc: "queries beyond each trained length grow by its logarithm; only ministral3"},
 	{Name: "partial_rotary_factor", Default: "null", Within: "(0, 1]", With: "head_dim",
 		has:   func(f *Family) bool { return f.Partial },
 		lacks: "%v is not supported; %s rotates all dimensions of a head",
@@ -105,13 +107,21 @@ var ConfigKeys = []ConfigKey{
 	{Name: "mlp_bias", Default: "false", has: func(f *Family) bool { return f.Tensors[Gate.Bias()] != "" },
 		lacks: "%v is not supported: %s has no bias in the MLP", Doc: "biases of the projections of the MLP"},
 	{Name: localKey, Default: "null", off: true, Within: "(1, inf)", lacks: ignored,
-		Doc: "rope_theta of layers with a window, which rope_scaling leaves alone; only gemma3_text; null: rope_theta"},
+		Doc: "rope_theta of layers with a window, without rope_scaling; only gemma3_text, olmo3; null: rope_theta"},
 	{Name: scalarKey, Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
 		Doc: "attention scores are divided by its root; only gemma2 and gemma3_text; null: head_dim"},
 	{Name: scoreCapKey, Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
 		Doc: "limit of attention scores, by tanh; only gemma2; null: none"},
 	{Name: logitCapKey, Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
 		Doc: "limit of logits, by tanh; only gemma2 and gemma3_text; null: none"},
+	{Name: "attention_multiplier", Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
+		Doc: "factor of attention scores; only granite; null: 1 / sqrt(head_dim)"},
+	{Name: "embedding_multiplier", Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
+		Doc: "factor of the embedding; only granite; null: 1"},
+	{Name: "residual_multiplier", Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
+		Doc: "factor of the results of attention and MLP; only granite; null: 1"},
+	{Name: "logits_scaling", Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
+		Doc: "divides the logits; only granite; null: 1"},
 	{Name: "rms_norm_eps", Default: "1.0e-6", Within: "(0, inf)", Doc: "added to the mean square in RMSNorm"},
 	{Name: "tie_word_embeddings", Default: "false", Doc: "the output matrix is the embedding"},
 	{Name: "max_position_embeddings", Default: "null", Min: 1, Max: maxTokens,
@@ -129,6 +139,7 @@ const (
 	scalarKey   = "query_pre_attn_scalar"
 	scoreCapKey = "attn_logit_softcapping"
 	logitCapKey = "final_logit_softcapping"
+	betaKey     = "llama_4_scaling_beta" // of rope_scaling
 )
 
 const ignored = "%v is not supported in %s: transformers ignores it there; set it to null"
@@ -167,7 +178,7 @@ func (k *ConfigKey) in(f *Family) bool {
 	if k.has != nil {
 		return k.has(f)
 	}
-	return k.lacks == "" || slices.Contains(f.Keys, k.Name)
+	return k.lacks == "" || slices.Contains(f.Keys, strings.TrimPrefix(k.Name, ropePrefix))
 }
 
 // zeroIsValid reports whether a model may have zero for the key: none, or a default.

@@ -6,7 +6,12 @@ import "slices"
 type Layer struct {
 	Mixer Mixer
 	MLP   MLP
-	Rope  int // the rotary table of its positions, which changes no shape; -1: none
+	Rope  Rope // changes no shape
+}
+
+// A Rope has the rotary tables of a layer. -1: none.
+type Rope struct {
+	Key, Query int // the tables of its keys and of its queries
 }
 
 // A Mixer describes the branch that mixes tokens: attention. A key of this type stands for all layers that share masks,
@@ -16,6 +21,7 @@ type Mixer struct {
 	Dim, DimV      int // of a head: of q and k, and of v
 	Window         int // earlier keys that a query sees; -1: all
 	Bias           bool
+	WideNorms      bool // the norms of queries and keys are over all heads
 }
 
 // An MLP describes the branch that treats each token alone.
@@ -45,7 +51,7 @@ const (
 // These are the parts of attention. The biases follow attention_bias.
 const (
 	InputNorm     Role = "input norm"
-	QueryNorm     Role = "query norm" // of each head, before rotation
+	QueryNorm     Role = "query norm" // of each head or of all, before rotation
 	KeyNorm       Role = "key norm"
 	AttentionNorm Role = "attention norm" // of the result, before the sum
 	Query         Role = "query"
@@ -72,10 +78,14 @@ func (l Layer) Parts(hidden int) []Part { return append(l.Mixer.parts(hidden), l
 
 func (m Mixer) parts(hidden int) []Part {
 	q, k, v, o := m.Heads*m.Dim, m.KVHeads*m.Dim, m.KVHeads*m.DimV, m.Heads*m.DimV
+	qNorm, kNorm := m.Dim, m.Dim
+	if m.WideNorms {
+		qNorm, kNorm = q, k
+	}
 	list := []Part{
-		{InputNorm, Scale, []int{hidden}, false},
-		{QueryNorm, Scale, []int{m.Dim}, true},
-		{KeyNorm, Scale, []int{m.Dim}, true},
+		{InputNorm, Scale, []int{hidden}, true},
+		{QueryNorm, Scale, []int{qNorm}, true},
+		{KeyNorm, Scale, []int{kNorm}, true},
 		{AttentionNorm, Scale, []int{hidden}, true},
 		{Query, Product, []int{q, hidden}, false},
 		{Key, Product, []int{k, hidden}, false},
@@ -87,7 +97,7 @@ func (m Mixer) parts(hidden int) []Part {
 
 func (m MLP) parts(hidden int) []Part {
 	list := []Part{
-		{PostNorm, Scale, []int{hidden}, false},
+		{PostNorm, Scale, []int{hidden}, true},
 		{MLPNorm, Scale, []int{hidden}, true},
 		{Gate, Product, []int{m.Width, hidden}, false},
 		{Up, Product, []int{m.Width, hidden}, false},
@@ -114,14 +124,17 @@ func (c *Config) Layer(i int) Layer {
 			Bias: c.AttentionBias || f != nil && f.Biased},
 		MLP: MLP{Width: c.IntermediateSize, Bias: c.MLPBias},
 	}
+	l.Mixer.WideNorms = f != nil && f.WideNorms
 	if c.SlidingWindow > 0 && (len(c.LayerTypes) == 0 || c.LayerTypes[i] == SlidingAttention) {
 		l.Mixer.Window = c.SlidingWindow - 1
 	}
 	switch {
 	case len(c.NoRopeLayers) > 0 && c.NoRopeLayers[i] == 0:
-		l.Rope = -1
+		l.Rope = Rope{-1, -1}
+	case c.scalesQueries():
+		l.Rope.Query = 1
 	case c.Ropes() > 1 && l.Mixer.Window >= 0:
-		l.Rope = 1
+		l.Rope = Rope{1, 1}
 	}
 	return l
 }

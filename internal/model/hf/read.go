@@ -103,7 +103,8 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 // unwrapped returns the description of the language model in a larger one, such as of text and images. The keys outside
 // have priority, as in transformers.
 func unwrapped(o object) (_ object, wrapper string) {
-	for _, f := range families {
+	for _, name := range Families() {
+		f := families[name]
 		if kind := ""; f.Wrapper == "" || json.Unmarshal(o.keys["model_type"], &kind) != nil || kind != f.Wrapper {
 			continue
 		}
@@ -111,7 +112,10 @@ func unwrapped(o object) (_ object, wrapper string) {
 		if text.keys == nil {
 			text.keys = map[string]json.RawMessage{}
 		}
-		text.keys["model_type"], _ = json.Marshal(f.Name)
+		if kind := text.text("model_type", "mistral"); f.Wrapper == "mistral3" && kind != name {
+			continue
+		}
+		text.keys["model_type"], _ = json.Marshal(name)
 		for _, key := range []string{"bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
 			"tie_word_embeddings", "quantization_config"} {
 			if raw, ok := o.keys[key]; ok {
@@ -162,8 +166,10 @@ func few[T any](list []T) []T { return list[:min(len(list), 8)] }
 
 // refuse reports keys of unsupported computations.
 func refuse(f *Family, o object) {
-	if o.boolean("lm_head_bias", false) {
-		o.fault("lm_head_bias", "true is not supported: cprun has no bias in the head")
+	for _, key := range []string{"lm_head_bias", "attention_out_bias"} {
+		if o.boolean(key, false) {
+			o.fault(key, "true is not supported: cprun has no such bias")
+		}
 	}
 	key, want := cmp.Or(f.ActivationKey, "hidden_act"), string(cmp.Or(f.Activation, kernels.SiLU))
 	if act := o.text(key, want); act != want {
@@ -172,7 +178,7 @@ func refuse(f *Family, o object) {
 	if o.boolean("use_bidirectional_attention", false) {
 		o.fault("use_bidirectional_attention", "true is not supported; cprun has causal attention")
 	}
-	for _, key := range []string{"attention_dropout", "resid_pdrop", "embd_pdrop"} {
+	for _, key := range []string{"attention_dropout", "resid_pdrop", "embd_pdrop", "residual_dropout"} {
 		if p := o.number(key, 0); p != 0 {
 			o.fault(key, "%v is not supported; set it to 0", p)
 		}
@@ -327,7 +333,7 @@ func (f faults) has(key string) bool {
 func readRope(c *Config, o object) string {
 	f := c.Family()
 	r, all := o.object("rope_scaling"), o.object("rope_parameters")
-	if c.Ropes() > 1 {
+	if c.localRope() {
 		all = readLocalRope(c, all)
 	}
 	if len(r.keys) == 0 {

@@ -12,7 +12,8 @@ import (
 
 // The export of a family has the keys, names, shapes and bytes of the files that transformers wrote.
 func TestFamiliesAreExportedAsTheyWereRead(t *testing.T) {
-	for _, name := range []string{"llama-bias", "mistral", "phi3", "qwen2", "smollm3"} {
+	for _, name := range []string{"granite", "llama-bias", "ministral3", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "seed-oss",
+		"smollm3"} {
 		dir, out := filepath.Join("../testdata/families", name), filepath.Join(t.TempDir(), name)
 		c, err := ReadConfig(dir)
 		if err != nil {

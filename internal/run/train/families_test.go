@@ -13,7 +13,7 @@ import (
 // families lists the fixtures of families, written by scripts/oracle/families.py.
 func families(t *testing.T) (names []string) {
 	entries, err := os.ReadDir(filepath.Join(parityDir, "../families"))
-	if err != nil || len(entries) < 7 {
+	if err != nil || len(entries) < 12 {
 		t.Fatalf("%d families, %v", len(entries), err)
 	}
 	for _, e := range entries {
@@ -68,10 +68,11 @@ func TestTwoRotaryTablesForAnyBatch(t *testing.T) {
 }
 
 // The length of a token's document selects longrope's factors on any rank: some documents are longer than the trained
-// length, others beside them in a sample are not. The second table of gemma3 restarts with each document.
+// length, others beside them in a sample are not. The second tables of gemma3 and ministral3 restart with each
+// document.
 func TestRotaryTablesOfDocuments(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"phi3", "gemma3"} {
+	for _, name := range []string{"phi3", "gemma3", "ministral3"} {
 		t.Run(name, func(t *testing.T) { testDocuments(t, "../families/"+name) })
 	}
 }
