@@ -64,6 +64,7 @@ func TestFilesOfFamilies(t *testing.T) {
 		`"model_type":"seed_oss","residual_dropout":0.1,` + shape:      "residual_dropout: 0.1 is not supported",
 		`"model_type":"mistral3","text_config":{"model_type":"other"}`: `model_type: "mistral3" is not supported`,
 		`"model_type":"llama","logits_scaling":2,` + shape:             "logits_scaling: 2 is not supported in llama",
+		`"model_type":"qwen3_5_text",` + shape:                         `"qwen3_5_text" is not supported: cprun lacks delta-rule layers`,
 	} {
 		if _, err := readText(t, "{"+text+"}"); err == nil || !strings.Contains(err.Error(), fault) {
 			t.Errorf("%s: %v, want %q", text, err, fault)

@@ -127,6 +127,18 @@ func unwrapped(o object) (_ object, wrapper string) {
 	return o, ""
 }
 
+// lacking has what cprun lacks for the families that people bring.
+var lacking = map[string]string{
+	"deepseek_v3": "latent attention and experts", "glm4_moe_lite": "latent attention and experts",
+	"gemma4": "its layers with shared keys", "gemma4_text": "its layers with shared keys",
+	"glm4": "the rotation of adjacent pairs", "gpt_oss": "experts and attention sinks",
+	"glm4_moe": "experts", "mixtral": "experts", "qwen3_moe": "experts", "granitemoe": "experts", "minimax_m2": "experts",
+	"llama4_text":      "chunked attention and experts",
+	"granitemoehybrid": "Mamba2 layers", "nemotron_h": "Mamba2 layers",
+	"kimi_linear": "delta-rule layers", "qwen3_5": "delta-rule layers", "qwen3_5_text": "delta-rule layers",
+	"qwen3_5_moe": "delta-rule layers and experts", "qwen3_next": "delta-rule layers and experts",
+}
+
 // architecture returns the family of a file. If unknown, it adds a fault and returns "".
 func architecture(o object) string {
 	kind := o.text("model_type", "")
@@ -152,6 +164,8 @@ func architecture(o object) string {
 			classes = append(classes, families[name].Class)
 		}
 		o.fault("architectures", "%.64q is not supported; cprun trains %s", few(names), wordList(classes...))
+	case f == nil && lacking[kind] != "":
+		o.fault("model_type", "%q is not supported: cprun lacks %s; it trains %s", kind, lacking[kind], known)
 	case f == nil:
 		o.fault("model_type", "%.64q is not supported; cprun trains %s", kind, known)
 	case len(names) > 0 && !slices.Contains(names, f.Class):
