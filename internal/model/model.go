@@ -480,16 +480,13 @@ type Hooks struct {
 	// If Begin returns true, the pass is fresh: it overwrites them, whatever they are. Else it adds.
 	Begin func(bucket int) (fresh bool)
 	Done  func(bucket int) error
-	// Keep and Bring move the activations of layers with Host, which need them, in HostSlots slots that these layers take
-	// in turn. Both get the same views, in the slot. The last HostSlots of these layers stay in their slots: their list is
-	// empty.
+	// Keep and Bring move the activations of the layers with Host, which need both. These layers take HostSlots slots in
+	// turn, and saved has their views in the slot. The last HostSlots of them stay there: saved is empty.
 	//
-	// Keep is called when the layer's forward pass is queued. When it returns, work queued later may overwrite the slot of
-	// the moved layer before this one. Keep thus makes the stream of the model wait for the copy of that layer, and begins
-	// the copy of this one.
+	// Keep is called when the forward pass of a layer is queued. It begins to copy that layer to the host. It makes the
+	// stream wait for the copy of the moved layer before, whose slot later work overwrites.
 	//
-	// Bring is called before the first use of the layer in the backward pass. When it returns, work queued later reads the
-	// views. The slot of the moved layer above is free for work that follows all queued so far: Bring may begin to copy
-	// the layer that takes it next, two below this one among the moved layers.
+	// Bring is called before the backward pass first uses a layer. It makes the stream wait for the views. It may begin to
+	// copy the moved layer two below into the slot of the moved layer above, which is free when the queued work is done.
 	Keep, Bring func(layer int, saved []View)
 }
