@@ -78,7 +78,7 @@ func TestAdvice(t *testing.T) {
 			"at least 4 ranks"}, nil, false}, // 16 and more do not divide the heads
 		{"cuda", 8, 60 * gib, []string{"memory.shard=none", "memory.recompute=none"}, []string{"optimizer",
 			"memory.shard gradients"}, nil, false},
-		{"cuda", 8, 141 * gib, []string{"model.num_hidden_layers=800", "memory.shard=gradients"}, []string{
+		{"cuda", 8, 35 * gib, []string{"model.num_hidden_layers=200", "memory.shard=gradients"}, []string{
 			"compute copy", "whole on every rank", "memory.shard parameters and at least 16 ranks"}, []string{"seq_len",
 			"memory.recompute"}, true},
 		{"cuda", 2, 30 * gib, nil, []string{"optimizer", "at least"}, []string{"memory.recompute", "memory.shard"},
