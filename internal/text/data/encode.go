@@ -49,7 +49,7 @@ const (
 // A batch is some texts of one file.
 type batch struct {
 	file  int
-	unit  string // of records: line or record; "": a file of text
+	unit  string // of records: line or record; "" of a text
 	lines [][]byte
 	at    []int  // the number of each
 	text  string // of a file of text
@@ -58,6 +58,9 @@ type batch struct {
 	err   error
 	done  chan struct{}
 }
+
+// isText reports whether the whole file is one text, without records.
+func (b *batch) isText() bool { return b.unit == "" }
 
 // Each reads files of text and lines of .jsonl on all cores, and calls emit with their documents in order; file is the
 // index in paths. It skips records without tokens, unless Empty. It holds at most some hundred megabytes at a time, or
@@ -220,7 +223,7 @@ func (e *Encoding) work(jobs <-chan *batch) error {
 		for i, line := range b.lines {
 			docs, err := e.documents(&encoders, b, line)
 			if err != nil {
-				if b.err = err; b.unit != "" {
+				if b.err = err; !b.isText() {
 					b.err = fmt.Errorf("%s %d: %w", b.unit, b.at[i], err)
 				}
 				break
@@ -246,7 +249,7 @@ type encoders struct {
 // documents returns the documents of a record: one, unless it has borders.
 func (e *Encoding) documents(made *encoders, b *batch, line []byte) (docs []Document, err error) {
 	r := record{}
-	if b.unit == "" {
+	if b.isText() {
 		r.text, b.text = b.text, ""
 	} else if len(bytes.TrimSpace(bytes.TrimPrefix(line, []byte(byteOrderMark)))) == 0 {
 		return nil, nil

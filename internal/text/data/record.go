@@ -225,11 +225,13 @@ func readIDs(keys map[string]json.RawMessage, key string, vocab int, ignore bool
 	if vocab == 0 {
 		vocab = math.MaxInt32
 	}
-	ids := make([]int32, len(list))
+	ids, or := make([]int32, len(list)), ""
+	if ignore {
+		or = ", or -100 for none"
+	}
 	for i, id := range list {
 		if (id < 0 || id >= int64(vocab)) && !(ignore && id == Ignore) {
-			return nil, fmt.Errorf("%s[%d] is %d; want an id below vocab_size %d%s", key, i, id, vocab,
-				map[bool]string{true: ", or -100 for none"}[ignore])
+			return nil, fmt.Errorf("%s[%d] is %d; want an id below vocab_size %d%s", key, i, id, vocab, or)
 		}
 		ids[i] = int32(id)
 	}
