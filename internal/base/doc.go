@@ -7,4 +7,5 @@
 //	half, heap   16-bit floats, host memory     ulimit       limits of open files
 //	near         compares floats in tests       hostile      tests of hostile inputs
 //	cores        binds a process to its GPU's NUMA node
+//	splitmix     derives random numbers from integers
 package base

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/base/splitmix"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
@@ -413,7 +414,7 @@ func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err er
 			trained -= len(g)
 			t.share.first, t.share.last = m == 0 && i == 0, m == micros-1 && i == len(groups)-1
 			t.att.begin(b)
-			b.Key = 0x9e3779b97f4a7c15*uint64(t.cfg.Train.Seed) + uint64(t.step)
+			b.Key = splitmix.Step(uint64(t.cfg.Train.Seed)) + uint64(t.step)
 			if err := t.model.ForwardBackward(t.arena, b.Batch, loss, scale); err != nil {
 				return total, err
 			}

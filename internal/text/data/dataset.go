@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/splitmix"
 )
 
 // Dataset is the tokens of all files of a source, in order. Its methods may be called concurrently. It keeps no file
@@ -290,10 +291,10 @@ const feistelRounds = 8
 func newPermutation(n, seed, epoch int64) permutation {
 	half := max(1, uint(bits.Len64(uint64(n-1))+1)/2)
 	o := permutation{n: uint64(n), half: half}
-	state := mix(uint64(seed)) ^ mix(uint64(epoch)+0x632be59bd9b4e019)
+	// The constant, an arbitrary odd one, keeps an epoch apart from a seed of the same number.
+	first := splitmix.Mix(uint64(seed)) ^ splitmix.Mix(uint64(epoch)+0x632be59bd9b4e019)
 	for i := range o.keys {
-		state += 0x9e3779b97f4a7c15
-		o.keys[i] = mix(state)
+		o.keys[i] = splitmix.Mix(first + splitmix.Step(uint64(i)+1))
 	}
 	return o
 }
@@ -304,19 +305,12 @@ func (o permutation) at(i int64) int64 {
 	for {
 		l, r := x>>o.half, x&mask
 		for _, k := range o.keys {
-			l, r = r, l^mix(r^k)&mask
+			l, r = r, l^splitmix.Mix(r^k)&mask
 		}
 		if x = l<<o.half | r; x < o.n {
 			return int64(x)
 		}
 	}
-}
-
-// mix returns the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-func mix(x uint64) uint64 {
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }
 
 // An encodedFile is a file of text encoded once, with its ids or labels in memory, 4 bytes each.
