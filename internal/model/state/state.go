@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/optim"
 	"github.com/cprun/cprun/tensor"
 )
@@ -119,7 +120,7 @@ func (s *State) takeBase(t *taking, o Options) error {
 	b := &State{Flat: o.Layout.Frozen, copies: 1}
 	longest := 1
 	for _, p := range b.Flat.Params {
-		if len(p.Shape) == 1 {
+		if p.Kind != hf.Product {
 			longest = max(longest, p.Size())
 		}
 	}
@@ -425,13 +426,24 @@ func (s *State) Share(bucket int) model.Range {
 	return model.Range{Lo: lo + r*n, Hi: lo + (r+1)*n}
 }
 
-// Own returns this rank's part of a bucket in a flat buffer.
+// partsIn returns the number of parts of each bucket that one of the state's flat buffers holds; 0: it holds all.
+func (s *State) partsIn(v View) int64 {
+	switch {
+	case v == s.compute && s.shard == ShardParameters:
+		return int64(s.copies)
+	case v == s.compute, v == s.Grads && s.shard < ShardGradients, s.shard == ShardNone:
+		return 0
+	}
+	return 1
+}
+
+// Own returns this rank's part of a bucket in one of the state's flat buffers.
 func (s *State) Own(v View, bucket int) View {
 	r := s.Share(bucket)
-	if int64(v.Size()) != s.Flat.Size() { // it holds this rank's parts, or n of each bucket
-		p, n := s.parts[bucket], int64(v.Size())/s.owned()
-		r.Lo = p.Lo*n + int64(s.groups[bucket].Rank)%n*p.Size()
-		r.Hi = r.Lo + p.Size()
+	if n := s.partsIn(v); n > 0 {
+		part := s.parts[bucket]
+		r.Lo = part.Lo*n + int64(s.groups[bucket].Rank)%n*part.Size()
+		r.Hi = r.Lo + part.Size()
 	}
 	return Part(v, int(r.Lo), int(r.Hi))
 }
