@@ -5,7 +5,7 @@
 //	terminal     escapes text for terminals     readable     formats numbers and times
 //	admission    limits unproven connections    cuda, nccl   CUDA and its libraries
 //	half, heap   16-bit floats, host memory     ulimit       limits of open files
-//	near         compares floats in tests       hostile      tests of hostile inputs
+//	near, must   compares floats, ends tests    hostile      tests of hostile inputs
 //	cores        binds a process to its GPU's NUMA node
 //	splitmix     derives random numbers from integers
 package base

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 var as = flag.String("as", "", "keep: bind this process next to device 0 in the directory of the argument; "+
@@ -85,9 +87,7 @@ func coresOf(set *unix.CPUSet) string {
 // the goroutines that run at once.
 func TestKeepNear(t *testing.T) {
 	var own unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &own); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.SchedGetaffinity(0, &own))
 	all, first := coresOf(&own), 0
 	for !own.IsSet(first) {
 		first++
@@ -114,20 +114,14 @@ func TestKeepNear(t *testing.T) {
 		"no such list":          {"0-1024", "1", `cores is "0-1024"`},
 	} {
 		dir := t.TempDir()
-		if err := os.Mkdir(filepath.Join(dir, "0"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "0", "local_cpulist"), []byte(c.list+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(filepath.Join(dir, "0"), 0o755))
+		must.Do(t, os.WriteFile(filepath.Join(dir, "0", "local_cpulist"), []byte(c.list+"\n"), 0o600))
 		if got := run(t, c.procs, "keep", dir); !strings.Contains(got, c.want) || strings.HasPrefix(c.want, "[") && got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
 	dir := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(dir, "0", "local_cpulist"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "0", "local_cpulist"), 0o755))
 	if got := run(t, "1", "keep", dir); !strings.Contains(got, "not a regular file") {
 		t.Errorf("a directory in place of the list: %s", got)
 	}

@@ -11,14 +11,12 @@ import (
 	"unsafe"
 
 	"github.com/cprun/cprun/internal/base/cuda/nvrtc"
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 func device(t testing.TB) *Device {
 	t.Helper()
-	d, err := Open(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(Open(0))
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Error(err)
@@ -29,29 +27,20 @@ func device(t testing.TB) *Device {
 
 func stream(t testing.TB, d *Device, name string) *Stream {
 	t.Helper()
-	s, err := d.NewStream(name, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Have(d.NewStream(name, false))
 	t.Cleanup(func() { s.Close() }) // a test that poisons the stream has seen its error
 	return s
 }
 
 func alloc0(t testing.TB, d *Device, bytes int64) *Memory {
 	t.Helper()
-	m, err := d.Alloc(bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Have(d.Alloc(bytes))
 	return m
 }
 
 func pinned(t testing.TB, d *Device, bytes int64) *Pinned {
 	t.Helper()
-	p, err := d.AllocHost(bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Have(d.AllocHost(bytes))
 	t.Cleanup(func() { p.Free() })
 	return p
 }
@@ -60,9 +49,7 @@ func wait(t testing.TB, s *Stream) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := s.Sync(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Sync(ctx))
 }
 
 func size[T any](n int) int64 {
@@ -92,10 +79,7 @@ func get[T any](t testing.TB, s *Stream, addr uint64, n int) []T {
 // compile compiles source for the device.
 func compile(t testing.TB, d *Device, src string) *Module {
 	t.Helper()
-	c, err := nvrtc.Open("../../../.cuda/lib")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Have(nvrtc.Open("../../../.cuda/lib"))
 	arch := fmt.Sprintf("sm_%d", d.Arch)
 	if d.Arch >= 90 {
 		arch += "a"
@@ -104,19 +88,13 @@ func compile(t testing.TB, d *Device, src string) *Module {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := d.Load(cubin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Have(d.Load(cubin))
 	return m
 }
 
 func function(t testing.TB, m *Module, name string, shared int) *Function {
 	t.Helper()
-	f, err := m.Function(name, shared)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Have(m.Function(name, shared))
 	return f
 }
 

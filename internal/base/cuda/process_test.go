@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // child runs one test of this binary in a separate process.
@@ -40,10 +42,7 @@ func TestIPC(t *testing.T) {
 	if !ok || base == x.addr {
 		t.Fatalf("%#x in the allocation at %#x, %t", x.addr, base, ok)
 	}
-	h, err := d.Export(base)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Have(d.Export(base))
 	child(
 		t,
 		"TestIPCChild",
@@ -61,18 +60,9 @@ func TestIPCChild(t *testing.T) {
 	asChild(t)
 	d := device(t)
 	s := stream(t, d, "ipc child")
-	b, err := hex.DecodeString(os.Getenv("CPRUN_TEST_HANDLE"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	offset, err := strconv.ParseUint(os.Getenv("CPRUN_TEST_OFFSET"), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr, err := d.Import(IPCHandle(b))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Have(hex.DecodeString(os.Getenv("CPRUN_TEST_HANDLE")))
+	offset := must.Have(strconv.ParseUint(os.Getenv("CPRUN_TEST_OFFSET"), 10, 64))
+	addr := must.Have(d.Import(IPCHandle(b)))
 	// A driver may allocate more than requested.
 	if base, bytes, err := d.Range(addr + offset); err != nil || base != addr || bytes < 1<<20 {
 		t.Errorf("the imported allocation is %d bytes at %#x (%v), want %d at %#x", bytes, base, err, 1<<20, addr)
@@ -86,9 +76,7 @@ func TestIPCChild(t *testing.T) {
 	}
 	s.Copy(addr+offset, put(t, s, xs).addr, 32)
 	wait(t, s)
-	if err := d.CloseImport(addr); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, d.CloseImport(addr))
 }
 
 // A kernel that traps breaks the context permanently: its stream is poisoned, every later call returns an error, and
@@ -97,18 +85,9 @@ func TestBrokenDevice(t *testing.T) { child(t, "TestBrokenDeviceChild") }
 
 func TestBrokenDeviceChild(t *testing.T) {
 	asChild(t)
-	d, err := Open(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := d.NewStream("a", false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := d.NewStream("b", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(Open(0))
+	a := must.Have(d.NewStream("a", false))
+	b := must.Have(d.NewStream("b", false))
 	f := function(t, compile(t, d, `extern "C" __global__ void trap(int x) { asm volatile("trap;"); }`), "trap", 0)
 	a.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 1}}, new(Args).Int(1))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

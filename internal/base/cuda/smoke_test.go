@@ -2,21 +2,17 @@
 
 package cuda
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
+)
 
 func TestOpen(t *testing.T) {
-	n, err := Count()
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Have(Count())
 	for i := range n {
-		d, err := Open(i)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(Open(i))
 		t.Logf("%v: sm_%d, %d SMs, %d bytes of shared memory a block", d, d.Arch, d.SMs, d.SharedPerBlock)
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, d.Close())
 	}
 }

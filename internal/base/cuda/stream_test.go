@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -59,9 +60,7 @@ func TestManyEvents(t *testing.T) {
 		if !e.Done() {
 			t.Fatalf("event %d of %d is not done", i, len(events))
 		}
-		if err := e.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, e.Sync(t.Context()))
 	}
 }
 
@@ -171,10 +170,7 @@ func TestClock(t *testing.T) {
 	d := device(t)
 	s := stream(t, d, "clock")
 	x := alloc0(t, d, 1<<20)
-	c, err := s.NewClock(3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Have(s.NewClock(3))
 	for i := range 3 {
 		c.Mark(i)
 		s.Memset(x.addr, 0, x.bytes)
@@ -189,9 +185,7 @@ func TestClock(t *testing.T) {
 
 func TestStreamsWaitForMemory(t *testing.T) {
 	d := device(t)
-	if err := d.MemOps(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.MemOps())
 	a, b := stream(t, d, "a"), stream(t, d, "b")
 	g := newGate(t, a)
 	flag, x := put(t, a, []uint64{0}), put(t, a, []int32{0})

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -74,12 +75,9 @@ func TestTensorMapChild(t *testing.T) {
 		src[i] = float32(i + 1)
 	}
 	in, out := put(t, s, src), alloc0(t, d, 4*64)
-	m, err := d.TensorMap(
+	m := must.Have(d.TensorMap(
 		Tiled{Type: tensor.F32, Addr: in.addr, Shape: []int{cols, rows}, Strides: []int64{4 * cols}, Box: []int{16, 4}},
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	))
 	args := new(Args)
 	switch kind {
 	case "memory":

@@ -12,31 +12,23 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // irregular makes one name of each kind that is not a regular file, and returns the names.
 func irregular(t *testing.T, dir string) []string {
 	t.Helper()
-	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	must.Do(t, os.Mkdir(filepath.Join(dir, "folder"), 0o700))
+	l := must.Have(net.Listen("unix", filepath.Join(dir, "socket")))
 	t.Cleanup(func() { l.Close() })
 	return []string{"pipe", "folder", "socket"}
 }
 
 func root(t *testing.T, dir string) *os.Root {
 	t.Helper()
-	r, err := Make(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Have(Make(dir))
 	t.Cleanup(func() { r.Close() })
 	return r
 }
@@ -72,19 +64,14 @@ func TestOnlyRegularFilesAreOpened(t *testing.T) {
 
 func mustOpen(t *testing.T, path string) *os.File {
 	t.Helper()
-	f, err := os.OpenFile(path, readFlags, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Have(os.OpenFile(path, readFlags, 0))
 	return f
 }
 
 func TestReadHasABound(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
-	if err := os.WriteFile(path, make([]byte, 10), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, make([]byte, 10), 0o600))
 	if data, err := Read(path, 10); err != nil || len(data) != 10 {
 		t.Errorf("10 bytes of 10: %d, %v", len(data), err)
 	}
@@ -103,21 +90,13 @@ func TestReadHasABound(t *testing.T) {
 func links(t *testing.T) (dir, outside string) {
 	t.Helper()
 	dir, outside = filepath.Join(t.TempDir(), "run"), t.TempDir()
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(outside, "file"), []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(dir, 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(outside, "file"), []byte("precious"), 0o600))
 	for name, to := range map[string]string{"file": filepath.Join(outside, "file"), "new": filepath.Join(outside, "new"),
 		"folder": outside} {
-		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(to, filepath.Join(dir, name)))
 	}
-	if err := os.Link(filepath.Join(outside, "file"), filepath.Join(dir, "hard")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Link(filepath.Join(outside, "file"), filepath.Join(dir, "hard")))
 	return dir, outside
 }
 
@@ -148,9 +127,7 @@ func TestNoLinkIsFollowedOutside(t *testing.T) {
 		t.Error("a file was written behind a link")
 	}
 	for _, name := range []string{"file", "new", "hard"} { // the link is replaced, not its target
-		if err := Write(r, name, text("ours")); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, Write(r, name, text("ours")))
 		if data, err := ReadIn(r, name, 100); err != nil || string(data) != "ours" {
 			t.Errorf("%s holds %q, %v", name, data, err)
 		}
@@ -170,18 +147,10 @@ func TestModes(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "a", "run")
 			defer syscall.Umask(syscall.Umask(umask))
 			r := root(t, dir)
-			inner, err := Sub(r, "inner")
-			if err != nil {
-				t.Fatal(err)
-			}
+			inner := must.Have(Sub(r, "inner"))
 			defer inner.Close()
-			if err := Write(inner, "file", text("x")); err != nil {
-				t.Fatal(err)
-			}
-			log, err := Append(inner, "log")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, Write(inner, "file", text("x")))
+			log := must.Have(Append(inner, "log"))
 			defer log.Close()
 			for name, mode := range map[string]os.FileMode{"..": want[0], ".": want[0], "inner": want[0], "inner/file": want[1],
 				"inner/log": want[2]} {
@@ -200,13 +169,8 @@ func TestDraftsLeaveNothing(t *testing.T) {
 	if err := Write(r, "file", func(io.Writer) error { return failed }); err == nil {
 		t.Error("a failed write is no error")
 	}
-	d, err := Create(r, "file")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Discard(); err != nil {
-		t.Error(err)
-	}
+	d := must.Have(Create(r, "file"))
+	must.Do(t, d.Discard())
 	if left, _ := os.ReadDir(dir); len(left) != 0 {
 		t.Errorf("left are %v", left)
 	}
@@ -219,9 +183,7 @@ func TestWriteToKeepsWhatIsNoFile(t *testing.T) {
 			t.Errorf("written in place of a %s: %v", name, err)
 		}
 	}
-	if err := WriteTo(filepath.Join(dir, "file"), text("x")); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, WriteTo(filepath.Join(dir, "file"), text("x")))
 }
 
 func FuzzModest(f *testing.F) {

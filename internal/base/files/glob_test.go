@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 func TestGlob(t *testing.T) {
@@ -15,14 +17,10 @@ func TestGlob(t *testing.T) {
 	for _, name := range []string{"b.txt", "a.txt", "A/0.txt", ".hidden.txt", "in/c.txt", "in/deep/d.txt", "in/.git/e.txt",
 		"in/.f.txt", "g{1}.txt", "h.bin"} {
 		at := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o777), os.WriteFile(at, nil, 0o666)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(at), 0o777), os.WriteFile(at, nil, 0o666)))
 	}
-	if err := errors.Join(os.Symlink("..", filepath.Join(dir, "in", "loop")),
-		os.Symlink("in", filepath.Join(dir, "link"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Symlink("..", filepath.Join(dir, "in", "loop")),
+		os.Symlink("in", filepath.Join(dir, "link"))))
 	for pattern, want := range map[string]string{
 		"*.txt":         "a.txt b.txt g{1}.txt",
 		"**/*.txt":      "A/0.txt a.txt b.txt g{1}.txt in/c.txt in/deep/d.txt",

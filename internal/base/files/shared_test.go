@@ -6,28 +6,22 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // Refresh does not accept another directory at the path of an open one. A directory that was renamed remains usable.
 func TestRefresh(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run")
-	root, err := Make(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Have(Make(path))
 	defer root.Close()
-	made, err := root.Stat(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must.Have(root.Stat("."))
 	for _, change := range []func() error{
 		func() error { return nil },
 		func() error { return os.Rename(path, path+".moved") },
 		func() error { return os.Mkdir(path, 0o755) },
 	} {
-		if err := change(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, change())
 		got, err := Refresh(root, made)
 		if err != nil || got != root {
 			t.Fatalf("Refresh = %v, %v, want the root itself", got, err)
@@ -39,17 +33,12 @@ func TestRefresh(t *testing.T) {
 }
 
 func TestExclusive(t *testing.T) {
-	root, err := Make(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Have(Make(t.TempDir()))
 	defer root.Close()
 	for name, create := range map[string]func(*os.Root, string, []byte) error{
 		"exclusive": Exclusive, "secret": Secret, "published": Publish,
 	} {
-		if err := create(root, name, []byte("first")); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, create(root, name, []byte("first")))
 		if err := create(root, name, []byte("second")); !errors.Is(err, fs.ErrExist) {
 			t.Errorf("%s: a second file of that name: %v", name, err)
 		}
@@ -64,21 +53,11 @@ func TestExclusive(t *testing.T) {
 
 // If a request was sent twice, the second reply is that the old name is missing.
 func TestRenameSentTwice(t *testing.T) {
-	root, err := Make(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Have(Make(t.TempDir()))
 	defer root.Close()
-	if err := root.Mkdir("a", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	made, err := root.Lstat("a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := Rename(root, "a", "b"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, root.Mkdir("a", 0o755))
+	made := must.Have(root.Lstat("a"))
+	must.Do(t, Rename(root, "a", "b"))
 	if err := rename(root, "a", "b", made); err != nil {
 		t.Errorf("the same request again: %v", err)
 	}

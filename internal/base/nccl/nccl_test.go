@@ -2,22 +2,17 @@
 
 package nccl
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
+)
 
 func TestVersion(t *testing.T) {
-	v, err := Version()
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must.Have(Version())
 	t.Logf("NCCL %s", VersionText(v))
-	a, err := NewID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := NewID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Have(NewID())
+	b := must.Have(NewID())
 	if a == b || a == (ID{}) {
 		t.Errorf("ids %x and %x: want two different ones", a, b)
 	}

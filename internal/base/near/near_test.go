@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 var nan, inf = math.NaN(), math.Inf(1)
@@ -91,15 +93,11 @@ func TestNumbers(t *testing.T) {
 	}
 	// Only zeros are within a share of zeros.
 	zero := []float64{0, 0}
-	if err := Within(zero, zero, Finite, 0); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, Within(zero, zero, Finite, 0))
 	if err := Within([]float64{0, 1e-300}, zero, Finite, 1e9); err == nil {
 		t.Error("1e-300 is within a share of zeros")
 	}
-	if err := Within([]float64{1, 1.5}, []float64{1, 2}, Finite, 0.25); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, Within([]float64{1, 1.5}, []float64{1, 2}, Finite, 0.25))
 }
 
 // Each element has its own bound, and NaN is within none.

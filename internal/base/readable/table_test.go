@@ -3,6 +3,8 @@ package readable
 import (
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 func TestTableAligns(t *testing.T) {
@@ -10,9 +12,7 @@ func TestTableAligns(t *testing.T) {
 	table.Add("exchange", "12.5", "3")
 	table.Add("all_reduce", "7", "")
 	var b strings.Builder
-	if _, err := table.WriteTo(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Have(table.WriteTo(&b))
 	want := "transfers\n" +
 		"call          µs  GB/s\n" +
 		"----------  ----  ----\n" +

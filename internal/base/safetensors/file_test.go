@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -87,22 +88,13 @@ func TestUnusualFilesAreRead(t *testing.T) {
 			`"f4":{"dtype":"F4","shape":[4],"data_offsets":[4,6]}, "b":{"data_offsets":[6,7],"shape":[1],"dtype":"BOOL"}}   `,
 		7,
 	)
-	f, err := open(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Have(open(b))
 	if got := f.Names(); !slices.Equal(got, []string{"b", "e", "f4", "s"}) {
 		t.Errorf("names %v", got)
 	}
-	if err := f.ReadFloat32("s", make([]float32, 1), 0); err != nil {
-		t.Error(err)
-	}
-	if err := f.ReadFloat32("e", nil, 0); err != nil {
-		t.Error(err)
-	}
-	if err := f.ReadBytes("f4", make([]byte, 2), 0); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, f.ReadFloat32("s", make([]float32, 1), 0))
+	must.Do(t, f.ReadFloat32("e", nil, 0))
+	must.Do(t, f.ReadBytes("f4", make([]byte, 2), 0))
 	if err := f.ReadFloat32("f4", make([]float32, 1), 0); err == nil ||
 		!strings.Contains(err.Error(), "do not convert") {
 		t.Errorf("F4 as float32: %v", err)
@@ -130,15 +122,12 @@ func TestAllTypesOfTheFormatAreKnown(t *testing.T) {
 // The bytes are the output of the reference implementation (Python package safetensors 0.8) for the same tensors.
 func TestWriteGivesTheBytesOfTheReferenceWriter(t *testing.T) {
 	var b bytes.Buffer
-	err := Write(&b, map[string]string{"format": "pt"}, []Entry{
+	must.Do(t, Write(&b, map[string]string{"format": "pt"}, []Entry{
 		Floats("b", BF16, []int{2}, []float32{1, -2}),
 		rawEntry("u", U8, []int{3}, []byte{7, 8, 9}),
 		Floats("w<", F32, []int{1, 2}, []float32{0.5, 3}),
 		Floats("a", F32, nil, []float64{4}),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	header := `{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},` +
 		`"w<":{"dtype":"F32","shape":[1,2],"data_offsets":[4,12]},"b":{"dtype":"BF16","shape":[2],"data_offsets":[12,16]},` +
 		`"u":{"dtype":"U8","shape":[3],"data_offsets":[16,19]}}`
@@ -161,14 +150,9 @@ func TestReadsPartsAndConverts(t *testing.T) {
 	for _, d := range []DType{F64, F32, F16, BF16} {
 		t.Run(string(d), func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "f.safetensors")
-			if err := WriteFile(path, nil, []Entry{Floats("x", d, []int{n}, data),
-				rawEntry("a", U8, []int{1}, []byte{1})}); err != nil {
-				t.Fatal(err)
-			}
-			f, err := Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, WriteFile(path, nil, []Entry{Floats("x", d, []int{n}, data),
+				rawEntry("a", U8, []int{1}, []byte{1})}))
+			f := must.Have(Open(path))
 			defer f.Close()
 			if f.Metadata() != nil {
 				t.Errorf("metadata %v", f.Metadata())
@@ -176,18 +160,14 @@ func TestReadsPartsAndConverts(t *testing.T) {
 			for _, at := range [][2]int{{0, n}, {0, 0}, {n, 0}, {n - 1, 1}, {5, n / 2}} {
 				lo, hi := at[0], at[0]+at[1]
 				f32, f64 := make([]float32, at[1]), make([]float64, at[1])
-				if err := errors.Join(f.ReadFloat32("x", f32, int64(lo)), read(f, "x", f64, int64(lo))); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, errors.Join(f.ReadFloat32("x", f32, int64(lo)), read(f, "x", f64, int64(lo))))
 				if !slices.Equal(f64, data[lo:hi]) ||
 					!slices.EqualFunc(f32, f64, func(a float32, b float64) bool { return float64(a) == b }) {
 					t.Errorf("elements %v differ", at)
 				}
 			}
 			v, same := tensor.New(tensor.F32, 3, 7), tensor.New(d.Tensor(), 3, 7)
-			if err := errors.Join(f.ReadInto("x", v, 11), f.ReadInto("x", same, 11)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(f.ReadInto("x", v, 11), f.ReadInto("x", same, 11)))
 			if got := tensor.Data[float32](v); float64(got[20]) != data[31] {
 				t.Errorf("view holds %v", got)
 			}
@@ -278,13 +258,9 @@ func FuzzOpen(f *testing.F) {
 		for _, name := range in.Names() {
 			i, _ := in.Info(name)
 			raw := make([]byte, i.Bytes())
-			if err := in.ReadBytes(name, raw, 0); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, in.ReadBytes(name, raw, 0))
 			if i.DType.Tensor() == tensor.F32 || i.DType == BF16 || i.DType == F8E4M3 {
-				if err := in.ReadFloat32(name, make([]float32, i.Elements()), 0); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, in.ReadFloat32(name, make([]float32, i.Elements()), 0))
 			}
 			total += i.Bytes()
 			entries = append(entries, rawEntry(name, i.DType, i.Shape, raw))
@@ -293,13 +269,8 @@ func FuzzOpen(f *testing.F) {
 			t.Fatalf("%d bytes described of %d", total, len(b))
 		}
 		var again bytes.Buffer
-		if err := Write(&again, in.Metadata(), entries); err != nil {
-			t.Fatal(err)
-		}
-		out, err := open(again.Bytes())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Write(&again, in.Metadata(), entries))
+		out := must.Have(open(again.Bytes()))
 		if !slices.Equal(in.Names(), out.Names()) || !maps.Equal(in.Metadata(), out.Metadata()) {
 			t.Fatalf("written again: %v %v", out.Names(), out.Metadata())
 		}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // cases maps lines to their safe form.
@@ -75,10 +77,7 @@ func FuzzClean(f *testing.F) {
 		if err := w.Flush(); err != nil || b.String() != whole && len(line) < maxHeld {
 			t.Errorf("in two pieces, %d and the rest, %q is %q, whole %q; %v", cut, line, b.String(), whole, err)
 		}
-		quoted, err := json.Marshal(string(line))
-		if err != nil {
-			t.Fatal(err)
-		}
+		quoted := must.Have(json.Marshal(string(line)))
 		b.Reset()
 		JSON(&b).Write(quoted)
 		fit(t, line, b.String(), false)

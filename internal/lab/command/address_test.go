@@ -11,16 +11,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/launch/place"
 )
 
 // TestNamedAddress checks --interface on this host.
 func TestNamedAddress(t *testing.T) {
 	loopback := ""
-	all, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Have(net.Interfaces())
 	for _, i := range all {
 		if i.Flags&net.FlagLoopback != 0 {
 			loopback = i.Name
@@ -52,9 +50,7 @@ func TestInterfaceSpeed(t *testing.T) {
 	dir := filepath.Join(sys, lo.iface)
 	write := func(file, text string) {
 		text += strings.Repeat("\n", 4096-len(text)) // the kernel's files have the size of a page
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600)))
 	}
 	for _, c := range []struct{ kind, speed, want string }{
 		{"32", "200000", " (InfiniBand, 200 Gbit/s)"}, {"32", "-1", " (InfiniBand)"}, {"1", "2500", " (2.5 Gbit/s)"},

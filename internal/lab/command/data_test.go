@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
@@ -45,10 +46,7 @@ func TestDataLines(t *testing.T) {
 // The summary prints the loss of the last step with targets.
 func TestTheLastLossIsTold(t *testing.T) {
 	var b bytes.Buffer
-	root, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Have(os.OpenRoot(t.TempDir()))
 	defer root.Close()
 	tr := &tracker{out: progress.New(&b, progress.Options{}), root: root}
 	for _, text := range []string{`{"step":1,"steps":2,"loss":"1.5"}`, `{"step":2,"steps":2,"loss":"NaN"}`} {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/partition"
@@ -40,10 +41,7 @@ func costsOf(c planner.Costs) func(machine.Machine, int, int) planner.Costs {
 // assumed returns a machine in the form of --assume.
 func assumed(t *testing.T, properties string) machine.Machine {
 	t.Helper()
-	m, err := machine.Assume(strings.Fields(properties))
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Have(machine.Assume(strings.Fields(properties)))
 	return m
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
@@ -34,12 +35,8 @@ func TestSizeOfTheTokenCache(t *testing.T) {
 		t.Errorf("without entries: %s", f.value)
 	}
 	for _, entry := range []string{"a", "b"} {
-		if err := os.MkdirAll(filepath.Join(dir, entry), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, entry, "tokens.bin"), make([]byte, 1024), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(dir, entry), 0o777))
+		must.Do(t, os.WriteFile(filepath.Join(dir, entry, "tokens.bin"), make([]byte, 1024), 0o666))
 	}
 	if f := tokenCache(); f.value != fmt.Sprintf("2 KiB in %s; to free it between runs: rm -r %q", dir, dir) {
 		t.Errorf("two entries: %s", f.value)

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model/config"
@@ -17,13 +18,10 @@ func TestFirstDocumentsAreReadOnce(t *testing.T) {
 		Machine: machine.Machine{}, Costs: func(_, _ int) planner.Costs { return perPair{} },
 		Docs: func(*config.Config) []int { reads++; return docs },
 	}
-	cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{
+	cfg := must.Have(config.Load("../../../examples/opticks.yaml", config.Options{
 		Ranks: 2, Device: "cpu", NoFiles: true, Decide: d.Decide, Set: []string{"data.pack_documents=true",
 			"data.seq_len=64", "data.eos_token_id=0"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	cfg.Data.Path = nil // opening it fails
 	if got, err := firstDocuments(d.First(), cfg); err != nil || !slices.Equal(got, docs) || reads != 1 {
 		t.Errorf("%v after %d reads, %v", got, reads, err)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/run/job"
@@ -19,10 +20,7 @@ func FuzzEvents(f *testing.F) {
 	f.Add([]byte(`{"step":-9,"steps":-1,"loss":"1e308","eta":9223372036854775807}`), int64(-1))
 	f.Fuzz(func(t *testing.T, data []byte, step int64) {
 		var b bytes.Buffer
-		root, err := os.OpenRoot(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
+		root := must.Have(os.OpenRoot(t.TempDir()))
 		defer root.Close()
 		tr := &tracker{out: progress.New(&b, progress.Options{}), root: root, advanced: func(int64) {}}
 		for _, kind := range []string{launch.EventProgress, job.EventNotice, job.EventValidation, job.EventReport} {

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // The files of a run whose directory was moved are reported where they are.
@@ -20,10 +22,7 @@ func TestMovedRunDirectoriesAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	open := func(path string) *os.Root {
-		root, err := os.OpenRoot(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		root := must.Have(os.OpenRoot(path))
 		t.Cleanup(func() { root.Close() })
 		if got := movedTo(root); got != "" {
 			t.Errorf("%s, which was not moved, is at %q", path, got)
@@ -32,15 +31,11 @@ func TestMovedRunDirectoriesAreFound(t *testing.T) {
 	}
 	root := open(dir)
 	open(link)
-	if err := os.Rename(dir, other); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(dir, other))
 	if got := movedTo(root); got != other {
 		t.Errorf("moved to %q, want %q", got, other)
 	}
-	if err := os.Mkdir(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(dir, 0o777))
 	if got := movedTo(root); got != other {
 		t.Errorf("with another directory in its place: %q, want %q", got, other)
 	}

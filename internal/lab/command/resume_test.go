@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/run/train"
@@ -19,9 +20,7 @@ func TestResumesCompareTheData(t *testing.T) {
 	write := func(name, text string) string {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(text), 0o666))
 		return path
 	}
 	text := strings.Repeat("to be or not to be ", 20)
@@ -32,36 +31,21 @@ func TestResumesCompareTheData(t *testing.T) {
 		t.Helper()
 		yaml := fmt.Sprintf("model: {vocab_size: 257, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, "+
 			"num_attention_heads: 1}\ndata: {path: %s, chat_template: %s, seq_len: 8}\ntrain: {steps: 9}\n", path, template)
-		cfg, err := config.Load(write("train.yaml", yaml), config.Options{Ranks: 1, Device: "cpu", Set: set})
-		if err != nil {
-			t.Fatal(err)
-		}
-		found, err := train.Check(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		id, err := train.Identify(cfg, found)
-		if err != nil {
-			t.Fatal(err)
-		}
+		cfg := must.Have(config.Load(write("train.yaml", yaml), config.Options{Ranks: 1, Device: "cpu", Set: set}))
+		found := must.Have(train.Check(cfg))
+		id := must.Have(train.Identify(cfg, found))
 		return &ready{cfg: cfg, files: id}
 	}
 	saved := func(path string, set ...string) *checkpoint.Checkpoint {
 		was := load(path, one, set...)
-		text, err := json.Marshal(was.files)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Have(json.Marshal(was.files))
 		return &checkpoint.Checkpoint{Dir: dir, Manifest: &checkpoint.Manifest{Meta: checkpoint.Meta{Step: 2, Samples: 2,
 			Config: string(was.cfg.YAML()), Extra: map[string]json.RawMessage{train.DataState: text}}}}
 	}
 	c := saved(a)
 	check := func(what string, c *checkpoint.Checkpoint, now *ready, want ...string) {
 		t.Helper()
-		notes, err := compare(c, now.cfg, now.files)
-		if err != nil {
-			t.Fatal(err)
-		}
+		notes := must.Have(compare(c, now.cfg, now.files))
 		text := strings.Join(notes, "\n")
 		if len(want) == 0 && text != "" || strings.Count(text, "warning") != min(1, len(want)) {
 			t.Errorf("%s: %q", what, text)
@@ -77,9 +61,7 @@ func TestResumesCompareTheData(t *testing.T) {
 	check("longer", c, load(longer, one), longer, "not", "resuming at sample 2", "may repeat")
 	check("another template", c, load(moved, other), "data.chat_template is ")
 	check("another batch", c, load(moved, one, "train.global_batch_size=2"), "train.global_batch_size is 1")
-	if err := os.Remove(a); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(a))
 	check("moved, the old ones gone", c, load(moved, two))
 	write("one.jinja", "{{ messages }}?")
 	check("the template replaced", c, load(moved, one), "template")

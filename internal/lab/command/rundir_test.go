@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
@@ -30,16 +31,10 @@ func TestShell(t *testing.T) {
 // A launcher's log that is incomplete is reported, except after a failed job: the failed rank comes last.
 func TestIncompleteLogAfterAFailure(t *testing.T) {
 	for _, code := range []int{launch.ExitDone, launch.ExitFailed} {
-		root, err := os.OpenRoot(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
+		root := must.Have(os.OpenRoot(t.TempDir()))
 		defer root.Close()
 		var stderr strings.Builder
-		l, err := openLog(root, "launcher.log", progress.New(&stderr, progress.Options{}), &TrainOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Have(openLog(root, "launcher.log", progress.New(&stderr, progress.Options{}), &TrainOptions{}))
 		l.f.Close()
 		l.end(launch.Result{ExitCode: code})
 		l.close()

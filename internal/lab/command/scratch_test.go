@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/launch"
 )
 
@@ -11,13 +12,8 @@ import (
 func TestScratch(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	for _, status := range []int{launch.ExitDone, launch.ExitFailed, launch.ExitStopped, launch.ExitInterrupted} {
-		s, err := newScratch("cprun-test-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.end(status); err != nil {
-			t.Fatal(err)
-		}
+		s := must.Have(newScratch("cprun-test-"))
+		must.Do(t, s.end(status))
 		if _, err := os.Stat(s.path); (err == nil) != (status == launch.ExitFailed) {
 			t.Errorf("after status %d: %v", status, err)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/lab/status"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/waits"
@@ -17,10 +18,7 @@ import (
 // The status of a run is written during the run, at each start, and at the end. No goroutine stays.
 func TestTellerTellsOfARun(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	logs, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	logs := must.Have(os.OpenRoot(t.TempDir()))
 	defer logs.Close()
 	job := launch.Job{RunID: "alone", NProc: 1}
 	live := startStatus(&job, 100)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/model/config"
@@ -51,9 +52,7 @@ data: {path: text.jsonl, seq_len: %d, eos_token_id: 256, pack_documents: %t}
 train: {steps: 2}
 `, askedHeads, askedKVHeads, askedDim, askedTokens, a.packed)
 	for name, text := range map[string]string{"text.jsonl": lines.String(), "train.yaml": text} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666))
 	}
 	return path
 }
@@ -87,18 +86,12 @@ func (a *asked) file(t *testing.T, docs []int) string {
 		meta["window"] = fmt.Sprint(a.window)
 	}
 	if docs != nil {
-		text, err := json.Marshal(docs)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Have(json.Marshal(docs))
 		meta["docs"] = string(text)
 	}
 	path := filepath.Join(t.TempDir(), "case.safetensors")
-	err := safetensors.WriteFile(path, meta, []safetensors.Entry{entry("q", askedHeads), entry("k", askedKVHeads),
-		entry("v", askedKVHeads), entry("dout", askedHeads)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, safetensors.WriteFile(path, meta, []safetensors.Entry{entry("q", askedHeads), entry("k", askedKVHeads),
+		entry("v", askedKVHeads), entry("dout", askedHeads)}))
 	return path
 }
 
@@ -182,9 +175,7 @@ func (a *asked) same(t *testing.T) {
 			Attention struct{ Backend string }
 		}
 	}
-	if err := json.Unmarshal(out.Bytes(), &p); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(out.Bytes(), &p))
 	planned := ring.Strategy{Layout: partition.LayoutName(p.Config.Parallel.Layout),
 		Algorithm: p.Config.Parallel.Algorithm, GatherHeads: p.Config.Parallel.GatherHeads,
 		Gather: p.Config.Parallel.Gather, Backend: p.Config.Attention.Backend}
@@ -201,10 +192,7 @@ func (a *asked) same(t *testing.T) {
 		Backend: word(a.strategy.Backend),
 	}}
 	if a.packed {
-		cfg, err := config.Load(path, config.Options{Ranks: a.ranks, Device: m.Device()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		cfg := must.Have(config.Load(path, config.Options{Ranks: a.ranks, Device: m.Device()}))
 		if docs = documents(cfg); len(docs) < 2 {
 			t.Fatalf("documents %v", docs)
 		}
@@ -216,10 +204,7 @@ func (a *asked) same(t *testing.T) {
 	}
 	got["bench attention"] = task.Attention.Rows[0].Strategy
 
-	c, err := attend.Open(a.file(t, docs))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Have(attend.Open(a.file(t, docs)))
 	defer c.Close()
 	spec := attend.Spec{Strategy: a.strategy, DType: task.Attention.DType, Device: m.Device(), Machine: m}
 	if spec.Gather = ring.Auto; spec.Backend == "" {
@@ -261,9 +246,7 @@ func TestFlashOnHopper(t *testing.T) {
 		{Documents: "magi", PackCount: 1, Seq: []int{64 << 10}, Heads: 64, KVHeads: 8, Window: -1},
 	}
 	for _, s := range specs {
-		if err := s.Load(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Load())
 		for _, gpu := range []string{"h100", "h200"} {
 			m := assumed(t, "gpu="+gpu+",cudnn=9.19.0,gpus=2")
 			o := BenchOptions{Options: Options{Stderr: os.Stderr}}
@@ -272,9 +255,7 @@ func TestFlashOnHopper(t *testing.T) {
 				s.Causal, s.DType, s.Backend, s.Algorithms, s.Gathers = true, "auto", "auto", []string{algorithm},
 					[]string{ring.Auto}
 				s.Default("cuda", 2)
-				if err := o.chooseRows(&bench.Task{Machine: m, Attention: &s}, 2); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, o.chooseRows(&bench.Task{Machine: m, Attention: &s}, 2))
 				if s.Backend != "flash" || len(s.Rows) != len(s.Seq) {
 					t.Errorf("%s, %v tokens, window %d, documents %q, %s: %+v", gpu, s.Seq, s.Window, s.Documents,
 						algorithm, s.Rows)
@@ -305,9 +286,7 @@ func TestRowsShareABackend(t *testing.T) {
 			Algorithms: []string{"ring", "ulysses"}, Gathers: []string{ring.Auto},
 		}
 		s.Default("cuda", 2)
-		if err := o.chooseRows(&bench.Task{Machine: m, Attention: &s}, 2); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, o.chooseRows(&bench.Task{Machine: m, Attention: &s}, 2))
 		if len(s.Rows) != 4 || s.Backend != want {
 			t.Errorf("%v tokens: %s, %v", lengths, s.Backend, s.Rows)
 		}

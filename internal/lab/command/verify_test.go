@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
@@ -30,16 +31,11 @@ func TestPrefixes(t *testing.T) {
 // If one rank lacks memory, it recomputes and offloads; then both sides take the longest prefix that fits.
 func TestVerifyShortens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "train.yaml")
-	text, err := filepath.Abs("../../../examples/data/opticks-books-1-2.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Have(filepath.Abs("../../../examples/data/opticks-books-1-2.txt"))
 	yaml := fmt.Sprintf("model: {vocab_size: 256, hidden_size: 64, intermediate_size: 512, num_hidden_layers: 2, "+
 		"num_attention_heads: 2}\ndata: {path: %s, seq_len: 64K}\ntrain: {steps: 1}\noptimizer: {lr: 1.0e-3}\n"+
 		"memory: {recompute: none, offload: off}\n", text)
-	if err := os.WriteFile(path, []byte(yaml), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(yaml), 0o666))
 	o := VerifyOptions{Options: Options{machine: machine.CPU()}}
 	load := func(memory int64) (one, many verified, err error) {
 		o.machine.Memory = 0

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/base/readable"
 )
 
@@ -18,15 +19,13 @@ func load(t *testing.T, text string) (*Experiment, error) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range map[string]string{"scale.yaml": text, "train.yaml": "", "text.txt": "text"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666))
 	}
 	return Load(filepath.Join(dir, "scale.yaml"))
 }
 
 func TestLoad(t *testing.T) {
-	e, err := load(t, `
+	e := must.Have(load(t, `
 base: train.yaml
 set: {train.steps: 20, data: {seed: 3, path: text.txt}, checkpoint.interval: 5m}
 grid:
@@ -38,10 +37,7 @@ skip: [{nproc: 1, parallel.algorithm: allgather}]
 warmup: 4
 repeat: 2
 limit: 90s
-`)
-	if err != nil {
-		t.Fatal(err)
-	}
+`))
 	beside := filepath.Join(filepath.Dir(e.Path), "text.txt")
 	if want := (map[string]any{"train.steps": int64(20), "data.seed": int64(3), "data.path": beside,
 		"checkpoint.interval": "5m"}); !reflect.DeepEqual(e.Set, want) {
@@ -173,13 +169,8 @@ func TestCSV(t *testing.T) {
 			Error: `a "quoted", long` + "\nreason"},
 	}}
 	var b strings.Builder
-	if err := r.WriteCSV(&b); err != nil {
-		t.Fatal(err)
-	}
-	rows, err := csv.NewReader(strings.NewReader(b.String())).ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.WriteCSV(&b))
+	rows := must.Have(csv.NewReader(strings.NewReader(b.String())).ReadAll())
 	want := [][]string{
 		strings.Split("data.seq_len,nproc,backend,layout,recompute,status,tokens_per_second,"+
 			"tokens_per_second_per_device,tflops_per_device,mfu,step_seconds,step_seconds_min,step_seconds_max,"+

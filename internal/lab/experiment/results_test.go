@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 func TestResultsReadBack(t *testing.T) {
@@ -23,9 +24,7 @@ func TestResultsReadBack(t *testing.T) {
 		}},
 	}
 	var b bytes.Buffer
-	if err := files.WriteJSON(&b, " ", want); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, files.WriteJSON(&b, " ", want))
 	got, err := Decode(&b)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Fatalf("got %+v, %v; want %+v", got, err, want)

@@ -6,16 +6,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 var header = Header{Version: Version, Identity: Identity{"grid": "a"}, Commit: "one"}
 
 func open(t *testing.T, dir string, h Header, anew bool, share int) *Store {
 	t.Helper()
-	s, err := Open(dir, h, anew, share)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Have(Open(dir, h, anew, share))
 	t.Cleanup(s.Close)
 	return s
 }
@@ -33,21 +32,14 @@ func TestTornLinesAreRepaired(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	s := open(t, dir, header, false, 0)
 	for _, id := range []string{"a", "b"} {
-		if err := s.Append(Run{Cell: id, Run: 1, Status: OK}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Append(Run{Cell: id, Run: 1, Status: OK}))
 	}
 	s.Close()
 	path := filepath.Join(dir, logName)
-	whole, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole := must.Have(os.ReadFile(path))
 	headerEnd := strings.IndexByte(string(whole), '\n') + 1
 	for n := range len(whole) + 1 {
-		if err := os.WriteFile(path, whole[:n], 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, whole[:n], 0o666))
 		want := []string{"a", "b"}[:max(0, strings.Count(string(whole[:n]), "\n")-1)]
 		if n >= headerEnd {
 			runs, _ := Peek(dir, Identity{"grid": "a"})
@@ -59,9 +51,7 @@ func TestTornLinesAreRepaired(t *testing.T) {
 		if !slices.Equal(ids(s.Runs), want) {
 			t.Fatalf("after %d bytes of %d there are %v; want %v", n, len(whole), ids(s.Runs), want)
 		}
-		if err := s.Append(Run{Cell: "c", Run: 1, Status: OK}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Append(Run{Cell: "c", Run: 1, Status: OK}))
 		s.Close()
 		s = open(t, dir, header, false, 0)
 		if got := ids(s.Runs); !slices.Equal(got, append(slices.Clone(want), "c")) {
@@ -86,9 +76,7 @@ func TestStoreRefusesAnotherExperiment(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "differs in grid, repeat;") {
 		t.Errorf("another experiment: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "notes.txt"), nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "notes.txt"), nil, 0o666))
 	anew := open(t, dir, other, true, 0)
 	left, err := os.ReadDir(dir)
 	if err != nil || len(anew.Runs) != 0 {
@@ -109,9 +97,7 @@ func TestShares(t *testing.T) {
 	open(t, dir, header, false, 0).Close()
 	one, two := open(t, dir, header, false, 1), open(t, dir, header, false, 2)
 	for _, s := range []*Store{one, two} {
-		if err := s.Append(Run{Cell: filepath.Base(s.log.Name()), Run: 1, Status: OK}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Append(Run{Cell: filepath.Base(s.log.Name()), Run: 1, Status: OK}))
 	}
 	if _, err := Open(dir, one.Header, false, 1); err == nil {
 		t.Error("two tasks run one share")

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/lab/experiment"
 	"github.com/cprun/cprun/internal/model/metrics"
 )
@@ -31,9 +32,7 @@ func openInput(t *testing.T, paths ...string) Input {
 	t.Helper()
 	in := Input{Title: strings.Join(paths, ", "), Commit: "test"}
 	for _, p := range paths {
-		if err := in.Open(filepath.Join("testdata", p)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, in.Open(filepath.Join("testdata", p)))
 	}
 	return in
 }
@@ -41,9 +40,7 @@ func openInput(t *testing.T, paths ...string) Input {
 func writePage(t *testing.T, in Input) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := Write(&out, in); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Write(&out, in))
 	if out.Len() > MaxPage {
 		t.Errorf("the page has %d bytes", out.Len())
 	}
@@ -59,9 +56,7 @@ func payload(t *testing.T, text string) (p page) {
 	if len(m) != 1 {
 		t.Fatalf("%d blocks of data", len(m))
 	}
-	if err := json.Unmarshal([]byte(m[0][1]), &p); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(m[0][1]), &p))
 	return p
 }
 
@@ -79,20 +74,13 @@ func TestPayloads(t *testing.T) {
 			}
 			var got bytes.Buffer
 			for _, l := range lines {
-				if err := json.NewEncoder(&got).Encode(l); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, json.NewEncoder(&got).Encode(l))
 			}
 			file := filepath.Join("testdata", name+".payload")
 			if *update {
-				if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(file, got.Bytes(), 0o644))
 			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			want := must.Have(os.ReadFile(file))
 			a, b := strings.Split(got.String(), "\n"), strings.Split(string(want), "\n")
 			for i := range max(len(a), len(b)) {
 				if i >= len(a) || i >= len(b) || a[i] != b[i] {
@@ -176,10 +164,7 @@ func TestPolicy(t *testing.T) {
 func TestChecksumOfTheLibrary(t *testing.T) {
 	t.Parallel()
 	sum := sha256.Sum256([]byte(asset("echarts.min.js")))
-	readme, err := os.ReadFile("assets/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	readme := must.Have(os.ReadFile("assets/README.md"))
 	if !strings.Contains(string(readme), fmt.Sprintf("%x", sum)) {
 		t.Errorf("echarts.min.js has the sum %x; assets/README.md has another", sum)
 	}
@@ -289,14 +274,8 @@ func TestRawNumbers(t *testing.T) {
 	r := many(100, -1)
 	files := rawFiles([]Run{r})
 	_, text, _ := strings.Cut(string(files[0].Link), "data:application/gzip;base64,")
-	data, err := base64.StdEncoding.DecodeString(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	z, err := gzip.NewReader(bytes.NewReader(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Have(base64.StdEncoding.DecodeString(text))
+	z := must.Have(gzip.NewReader(bytes.NewReader(data)))
 	rows, err := csv.NewReader(z).ReadAll()
 	if err != nil || len(rows) != 101 {
 		t.Fatalf("%d rows, %v", len(rows), err)
@@ -330,9 +309,7 @@ func TestIncompleteRuns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			for f, text := range c.files {
-				if err := os.WriteFile(filepath.Join(dir, f), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(filepath.Join(dir, f), []byte(text), 0o600))
 			}
 			var in Input
 			err := in.Open(dir)

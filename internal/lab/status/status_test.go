@@ -9,15 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/launch/waits"
 )
 
 func logs(t *testing.T) *os.Root {
 	t.Helper()
-	root, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Have(os.OpenRoot(t.TempDir()))
 	t.Cleanup(func() { root.Close() })
 	return root
 }
@@ -37,14 +35,10 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	if nodes, err := Read(root); len(nodes) != 0 || err != nil {
 		t.Errorf("of an empty directory: %v, %v", nodes, err)
 	}
-	if err := os.WriteFile(filepath.Join(root.Name(), "status-0000.json.new"), []byte("left by a crash"),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(root.Name(), "status-0000.json.new"), []byte("left by a crash"),
+		0o600))
 	for range 2 {
-		if err := Write(root, node("a", 0, 0, 10)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Write(root, node("a", 0, 0, 10)))
 	}
 	nodes, err := Read(root)
 	if err != nil || len(nodes) != 1 || !reflect.DeepEqual(nodes[0], *node("a", 0, 0, 10)) {
@@ -64,15 +58,11 @@ func TestReadTakesTheRunThatWroteLast(t *testing.T) {
 		if n.RunID == "old" && n.Rank == 0 {
 			n.Rank = 4
 		}
-		if err := Write(root, n); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Write(root, n))
 	}
 	for name, text := range map[string]string{"status-0007.json": `{"version":1,"run_`,
 		"status-0008.json": `{"version":9}`, "status-0009.json": ""} {
-		if err := os.WriteFile(filepath.Join(root.Name(), name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(root.Name(), name), []byte(text), 0o600))
 	}
 	nodes, err := Read(root)
 	if err != nil || len(nodes) != 3 {
@@ -87,9 +77,7 @@ func TestReadTakesTheRunThatWroteLast(t *testing.T) {
 
 func TestAFileThatCannotBeReadIsTold(t *testing.T) {
 	root := logs(t)
-	if err := os.Mkdir(filepath.Join(root.Name(), "status-0000.json"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(root.Name(), "status-0000.json"), 0o700))
 	if nodes, err := Read(root); err == nil {
 		t.Errorf("no error, and %v", nodes)
 	}

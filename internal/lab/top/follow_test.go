@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
@@ -46,24 +47,16 @@ func TestFollower(t *testing.T) {
 	r.add("metrics.jsonl", "\n"+line(4))
 	check(1, 2, 3, 4)
 	other := filepath.Join(r.dir, "other")
-	if err := os.WriteFile(other, []byte(line(1)+line(2)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(other, []byte(line(1)+line(2)), 0o600))
 	if err := os.Rename(other, name); err != nil { // a resume, from step 2
 		t.Fatal(err)
 	}
 	check(1, 2)
-	if err := os.Truncate(name, int64(len(line(1)))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Truncate(name, int64(len(line(1)))))
 	check(1)
-	if err := os.Remove(name); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(name))
 	check()
-	if err := os.Mkdir(name, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(name, 0o700))
 	if err := f.poll(); err == nil {
 		t.Error("no error of a directory")
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/gdamore/tcell/v3"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // A fakeTTY is a terminal in memory.
@@ -101,11 +103,8 @@ func (f *fakeTTY) resize(w, h int) {
 func newScreen(t *testing.T) (*fakeTTY, tcell.Screen) {
 	t.Helper()
 	tty := newTTY(80, 24)
-	screen, err := tcell.NewTerminfoScreenFromTty(tty, tcell.OptNegotiation(false),
-		tcell.OptKeyboardProtocol(tcell.LegacyKeyboard))
-	if err != nil {
-		t.Fatal(err)
-	}
+	screen := must.Have(tcell.NewTerminfoScreenFromTty(tty, tcell.OptNegotiation(false),
+		tcell.OptKeyboardProtocol(tcell.LegacyKeyboard)))
 	return tty, screen
 }
 
@@ -122,9 +121,7 @@ func liveOn(t *testing.T, ctx context.Context, s *Source, signals chan os.Signal
 func quit(t *testing.T, tty *fakeTTY, done <-chan error) {
 	t.Helper()
 	tty.keys <- []byte("q")
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Do(t, <-done)
 }
 
 // until waits for output.

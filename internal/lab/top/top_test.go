@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/lab/status"
 	"github.com/cprun/cprun/internal/launch/waits"
 	"github.com/cprun/cprun/internal/model/metrics"
@@ -39,9 +40,7 @@ type run struct {
 func newRun(t testing.TB) run {
 	t.Helper()
 	r := run{t, filepath.Join(t.TempDir(), "opticks-20261122-115800")}
-	if err := os.MkdirAll(filepath.Join(r.dir, "logs"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(r.dir, "logs"), 0o700))
 	return r
 }
 
@@ -158,9 +157,7 @@ func example(t *testing.T) run {
 	for i := range 2 {
 		r.tell(node(i))
 	}
-	if err := os.Mkdir(filepath.Join(r.dir, "checkpoints"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(r.dir, "checkpoints"), 0o755))
 	r.write("checkpoints/latest", "step-00000100\n")
 	r.write("logs/launcher.log", `--- 2026-11-22T11:58:00.000Z cprun v1: cprun --nnodes 2 --nproc 2 `+
 		`examples/opticks.yaml
@@ -202,9 +199,7 @@ func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, got, 0o644))
 	}
 	want, err := os.ReadFile(path)
 	if err != nil || !bytes.Equal(got, want) {

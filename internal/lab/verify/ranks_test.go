@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
@@ -21,14 +22,8 @@ import (
 // runSide runs one side on ranks of this process.
 func runSide(t *testing.T, path string, ranks, whole int, set ...string) (*Side, *config.Config) {
 	t.Helper()
-	cfg, err := config.Load(path, config.Options{Set: set, Ranks: ranks, Device: "cpu"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	mem, err := plan.Fit(cfg, ranks, machine.Machine{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := must.Have(config.Load(path, config.Options{Set: set, Ranks: ranks, Device: "cpu"}))
+	mem := must.Have(plan.Fit(cfg, ranks, machine.Machine{}, nil))
 	compute := make([]tensor.Stream, ranks)
 	for r := range ranks {
 		compute[r] = tensor.NewHostStream("compute")
@@ -52,13 +47,8 @@ func runSide(t *testing.T, path string, ranks, whole int, set ...string) (*Side,
 			return world[r].Barrier(context.Background())
 		})
 	}
-	if err := g.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	s, err := Open(dir, ranks, results[0], cfg.Data.SeqLen)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, g.Wait())
+	s := must.Have(Open(dir, ranks, results[0], cfg.Data.SeqLen))
 	t.Cleanup(func() { s.Close() })
 	return s, cfg
 }
@@ -66,10 +56,7 @@ func runSide(t *testing.T, path string, ranks, whole int, set ...string) (*Side,
 // Both sides may take prefixes of the samples, and groups of ranks whole batches of their own.
 func TestPrefixesOfSamples(t *testing.T) {
 	t.Parallel()
-	text, err := filepath.Abs("../../../examples/data/gettysburg.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Have(filepath.Abs("../../../examples/data/gettysburg.txt"))
 	path := writeFile(t, "train.yaml", fmt.Sprintf("model: {vocab_size: 256, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "+
 		"num_attention_heads: 2}\ndata: {path: %s, seq_len: 96}\ntrain: {steps: 1, global_batch_size: 4}\n"+
 		"optimizer: {lr: 1.0e-3}\n", text))
@@ -78,9 +65,7 @@ func TestPrefixesOfSamples(t *testing.T) {
 		one, _ := runSide(t, path, 1, 96, length)
 		many, cfg := runSide(t, path, 4, 96, length, "parallel.context=2", "memory.shard=gradients")
 		r := &Report{Compute: "fp32", Ranks: 4}
-		if err := Compare(r, cfg, 96, one, many); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Compare(r, cfg, 96, one, many))
 		if !*r.OK || r.CheckedTokens != c.tokens || r.BatchTokens != 384 || r.Targets.Records != c.tokens ||
 			len(r.Leak.Probes) != 3 || r.Leak.Changed == 0 {
 			t.Errorf("%d tokens of a sample: %+v, %+v", c.length, r, r.Leak)

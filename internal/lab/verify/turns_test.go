@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/text/chat"
 	"github.com/cprun/cprun/internal/text/data"
@@ -113,10 +114,7 @@ func (r reading) wrong(t *testing.T, batch [][]Row) int {
 	for i := range batch {
 		samples = append(samples, int64(i))
 	}
-	got, err := wholeRecords(r.cfg, 1<<20, samples, batch)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Have(wholeRecords(r.cfg, 1<<20, samples, batch))
 	return slices.IndexFunc(samples, func(s int64) bool { return !slices.Equal(got[s], batch[s]) })
 }
 
@@ -158,10 +156,7 @@ func TestTurnsEqualTheLoader(t *testing.T) {
 		t.Fatal(templates, err)
 	}
 	for i, path := range templates { // a template asks for the time more than once, perhaps in two minutes
-		source, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		source := must.Have(os.ReadFile(path))
 		templates[i] = writeFile(t, filepath.Base(path), clock.ReplaceAllString(string(source), "'now'"))
 	}
 	for i, turn := range ends {
@@ -221,15 +216,10 @@ func TestRecordsOfSeveralKinds(t *testing.T) {
 	}
 	for range 2 {
 		dir := t.TempDir()
-		raw, err := os.ReadFile(chatDir + "tokenizer.json")
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := must.Have(os.ReadFile(chatDir + "tokenizer.json"))
 		files["tokenizer.json"] = string(raw)
 		for name, text := range files {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666))
 		}
 		r := newReading(filepath.Join(dir, "tokenizer.json"), "", "assistant")
 		batch, err := r.batch(t, filepath.Join(dir, "a.jsonl"))
@@ -304,10 +294,7 @@ func TestAnswersWithoutTheForm(t *testing.T) {
 // Answers of a form that differ in other characters than white space and special tokens do not count.
 func TestFormsAreChecked(t *testing.T) {
 	form := writeFile(t, "t.jinja", others()[4])
-	c, err := newTalk(&newReading(chatDir+"tokenizer.json", form, "assistant").cfg.Data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Have(newTalk(&newReading(chatDir+"tokenizer.json", form, "assistant").cfg.Data))
 	user, answer := chat.NewDict(), chat.NewDict()
 	for i, m := range []*chat.Dict{user, answer} {
 		m.Set("role", []string{"user", "assistant"}[i])
@@ -356,10 +343,7 @@ func TestWrongTargetsOfConversations(t *testing.T) {
 		for _, name := range []string{"messages.jsonl", "tools.jsonl", "share.jsonl"} {
 			for edit, change := range edits {
 				r := newReading(chatDir+"tokenizer.json", template, "assistant")
-				batch, err := r.batch(t, chatDir+name)
-				if err != nil {
-					t.Fatal(err)
-				}
+				batch := must.Have(r.batch(t, chatDir+name))
 				rows := batch[0]
 				first := slices.IndexFunc(rows, func(r Row) bool { return r.Target >= 0 })
 				last := first

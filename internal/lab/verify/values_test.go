@@ -16,6 +16,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"github.com/parquet-go/parquet-go"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/text/chat"
 	"github.com/cprun/cprun/internal/text/tokenizer"
@@ -24,9 +25,7 @@ import (
 func writeFile(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(text), 0o666))
 	return path
 }
 
@@ -74,20 +73,14 @@ func golden(t *testing.T, name, template, on, file, text string) {
 	t.Helper()
 	r := newReading(chatDir+"tokenizer.json", template, on)
 	r.cfg.Data.Path = config.Files{{Path: file}}
-	c, err := newTalk(&r.cfg.Data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Have(newTalk(&r.cfg.Data))
 	whole, marks := "", []tokenizer.Mark(nil)
 	for i, part := range strings.Split(strings.ReplaceAll(text, "]]", "[["), "[[") {
 		if whole += part; i%2 == 1 {
 			marks = append(marks, tokenizer.Mark{At: len(whole) - len(part)}, tokenizer.Mark{At: len(whole)})
 		}
 	}
-	ids, err := c.encoder.AppendMarked(nil, whole, marks)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ids := must.Have(c.encoder.AppendMarked(nil, whole, marks))
 	want := make([]Row, len(ids))
 	for i, id := range ids {
 		want[i] = Row{ID: id, Target: -1, Position: int32(i)}
@@ -159,14 +152,10 @@ func TestColumnsOfJSON(t *testing.T) {
 	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
 	row, _ := json.Marshal(map[string]any{"messages": []any{map[string]any{"role": "user", "content": "x", "weight": 2}},
 		"tools": tools, "n": []int{1, 2}, "ok": true, "half": 0.5})
-	if err := b.UnmarshalJSON(row); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.UnmarshalJSON(row))
 	var buf bytes.Buffer
 	w := ipc.NewWriter(&buf, ipc.WithSchema(schema))
-	if err := w.Write(b.NewRecordBatch()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Write(b.NewRecordBatch()))
 	w.Close()
 	type said struct {
 		Role    string  `parquet:"role"`
@@ -183,9 +172,7 @@ func TestColumnsOfJSON(t *testing.T) {
 	}
 	pq := filepath.Join(t.TempDir(), "a.parquet")
 	rows := []columns{{[]said{{"user", "x", 2, nil}}, tools, []int64{1, 2}, true, 0.5}}
-	if err := parquet.WriteFile(pq, rows); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, parquet.WriteFile(pq, rows))
 	for _, c := range []struct {
 		path string
 		read func(string, func(*chat.Dict) error) error

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
@@ -101,10 +102,8 @@ func open(t *testing.T, paths []string, eos int, plan data.Plan) (*config.Config
 	t.Helper()
 	cfg := ofBytes(plan.SeqLen, paths...)
 	cfg.Data.PackDocuments, cfg.Data.EOSTokenID, cfg.Data.Overlong = plan.PackDocuments, eos, "drop"
-	ds, err := data.Open(data.Source{Paths: paths, Tokenizer: data.NewTokenizer(data.Bytes, 256), EOS: eos, Vocab: 256})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tok := data.NewTokenizer(data.Bytes, 256)
+	ds := must.Have(data.Open(data.Source{Paths: paths, Tokenizer: tok, EOS: eos, Vocab: 256}))
 	l, err := data.New(ds, plan)
 	if err != nil {
 		t.Fatalf("%s: %v", paths, err)
@@ -158,10 +157,7 @@ func TestWholeRecordsEqualTheLoader(t *testing.T) {
 				for i, rows := range batch {
 					batch[i] = rows[:min(len(rows), length)]
 				}
-				got, err := wholeRecords(cfg, 37, samples, batch)
-				if err != nil {
-					t.Fatal(err)
-				}
+				got := must.Have(wholeRecords(cfg, 37, samples, batch))
 				for s, rows := range got {
 					if !slices.Equal(rows, batch[s]) {
 						t.Fatalf("%s, packed %t, sample %d:\n%v\nthe loader has\n%v", name, packed, s, rows, batch[s])
@@ -208,9 +204,7 @@ func loaded(t *testing.T, cfg *config.Config, l loader, sample int64) (rows []Ro
 		n += length
 	}
 	ids, targets, positions := make([]int32, n), make([]int32, n), make([]int, n)
-	if err := l.Load(sample, []partition.Span{{Len: n, Stride: 1}}, ids, targets, positions); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Load(sample, []partition.Span{{Len: n, Stride: 1}}, ids, targets, positions))
 	at := 0
 	for d, length := range docs {
 		for range length {
@@ -233,10 +227,7 @@ func TestRecordsOfAMixture(t *testing.T) {
 		_, l := open(t, paths[i:i+1], 0, data.Plan{SeqLen: 29, PackDocuments: true})
 		parts = append(parts, l)
 	}
-	m, err := data.Mix(parts, []float64{1, 1, 1}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Have(data.Mix(parts, []float64{1, 1, 1}, 1))
 	equalLoader(t, "mixture", cfg, m)
 }
 
@@ -344,23 +335,15 @@ func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row,
 		v.Steps = append(v.Steps, train.Stepped{Loss: 2, Sum: Float(2 * targets), GradNorm: Float(math.Sqrt(norm))})
 	}
 	for steps, entries := range files {
-		if err := safetensors.WriteFile(train.VerifiedFile(dir, 0, steps), nil, entries); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, safetensors.WriteFile(train.VerifiedFile(dir, 0, steps), nil, entries))
 	}
-	s, err := Open(dir, 1, v, len(batch[0]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Have(Open(dir, 1, v, len(batch[0])))
 	t.Cleanup(func() { s.Close() })
 	return s
 }
 
 func entry[T int32 | int64](t *testing.T, name string, dtype safetensors.DType, columns int, data []T) safetensors.Entry {
-	raw, err := binary.Append(nil, binary.LittleEndian, data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Have(binary.Append(nil, binary.LittleEndian, data))
 	return safetensors.Entry{Name: name, DType: dtype, Shape: []int{len(data) / columns, columns},
 		Data: func(w io.Writer) error { _, err := w.Write(raw); return err }}
 }
@@ -374,10 +357,7 @@ func compared(t *testing.T, change func(cfg *config.Config, batch [][]Row, many 
 	cfg.Data.PackDocuments = true
 	cfg.Optimizer = config.Optimizer{Betas: [2]float64{0.9, 0.95}, WeightDecay: 0.1}
 	samples := []int64{0, 1, 2, 3}
-	all, err := Records(cfg, 8, samples)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Have(Records(cfg, 8, samples))
 	var batch, other [][]Row
 	for _, s := range samples {
 		batch, other = append(batch, all[s]), append(other, slices.Clone(all[s]))
@@ -388,9 +368,7 @@ func compared(t *testing.T, change func(cfg *config.Config, batch [][]Row, many 
 		many = change(cfg, other, side(t, cfg, 1, batch, nil))
 	}
 	r := &Report{Compute: "fp32", Ranks: 2}
-	if err := Compare(r, cfg, 8, one, many); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Compare(r, cfg, 8, one, many))
 	return r
 }
 

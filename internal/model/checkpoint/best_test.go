@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // The best checkpoint stays beyond Keep, until another one is better. A damaged or missing one is reported.
@@ -34,9 +36,7 @@ func TestBestIsKept(t *testing.T) {
 			t.Errorf("after step %d: %q, want %q", tc.step, got, want)
 		}
 	}
-	if err := f.close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.close())
 	for _, path := range []string{"best", dirName(5)} {
 		c, _, err := Find(t.Context(), filepath.Join(dir, path))
 		if err != nil {
@@ -47,15 +47,11 @@ func TestBestIsKept(t *testing.T) {
 			t.Errorf("%s is step %d, want 5", path, c.Manifest.Step)
 		}
 	}
-	if err := os.Remove(filepath.Join(dir, dirName(5), manifestName)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, dirName(5), manifestName)))
 	if _, err := Best(t.Context(), dir); !errors.Is(err, ErrNotWhole) {
 		t.Errorf("a damaged best: %v, want ErrNotWhole", err)
 	}
-	if err := os.RemoveAll(filepath.Join(dir, dirName(5))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(filepath.Join(dir, dirName(5))))
 	if _, err := Best(t.Context(), dir); !errors.Is(err, ErrNone) {
 		t.Errorf("a removed best: %v, want ErrNone", err)
 	}

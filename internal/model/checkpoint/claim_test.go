@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // The first decision with a number counts, on all launchers. A later one replaces it.
@@ -59,9 +61,7 @@ func TestClaim(t *testing.T) {
 	if err != nil {
 		t.Fatalf("workers of the newest decision: %v", err)
 	}
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, s.Close())
 	if got := records(t, dir); !slices.Equal(got, []string{generationName(7)}) {
 		t.Errorf("the directory has %q", got)
 	}
@@ -73,10 +73,7 @@ func TestClaim(t *testing.T) {
 // records lists the records of a directory.
 func records(t *testing.T, dir *os.Root) []string {
 	t.Helper()
-	all, err := fs.Glob(dir.FS(), ".generation-*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Have(fs.Glob(dir.FS(), ".generation-*"))
 	return all
 }
 

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // points lists the points of a save at which a test kills the process, in order. A save reaches "set aside" if a
@@ -105,10 +107,7 @@ func (l *lines) last() int64 {
 
 func childCommand(t *testing.T, dir, point string, step int64, more ...string) (*exec.Cmd, *lines) {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	exe := must.Have(os.Executable())
 	c := exec.Command(exe, append(more, "-child-dir="+dir, "-child-point="+point,
 		fmt.Sprintf("-child-step=%d", step))...)
 	out := &lines{got: make(chan struct{}, 1)}
@@ -168,9 +167,7 @@ func TestKillAnywhere(t *testing.T) {
 	reached := int64(0)
 	for round := range 8 {
 		c, out := childCommand(t, dir, "", 0)
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Start())
 		ended := make(chan error, 1)
 		go func() { ended <- c.Wait() }()
 		select {
@@ -179,9 +176,7 @@ func TestKillAnywhere(t *testing.T) {
 			t.Fatalf("round %d: the child ended by itself: %v", round, err)
 		}
 		time.Sleep(time.Duration(r.IntN(20000)) * time.Microsecond)
-		if err := c.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Process.Kill())
 		if err := <-ended; !killed(err) {
 			t.Fatalf("round %d: the child ended with %v", round, err)
 		}

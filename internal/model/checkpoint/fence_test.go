@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // A hooked is a directory of the operating system that may be of another host. A call fails with the error of its hook.
@@ -58,10 +60,7 @@ func (h *hooked) Pause(_ context.Context, d time.Duration) {
 // fenceIn returns the fence of generation 6 of a job that begins with 5, in a directory with these records.
 func fenceIn(t *testing.T, generations ...int64) (*fence, *hooked) {
 	t.Helper()
-	d, err := diskOf(rooted(t.TempDir()), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(diskOf(rooted(t.TempDir()), nil))
 	t.Cleanup(func() { d.Close() })
 	h := &hooked{store: d, hook: func(string) error { return nil }}
 	f := newFence(h, Start{Job: "j", First: 5, Generation: 6})
@@ -76,9 +75,7 @@ func record(t *testing.T, h *hooked, n int64) {
 	t.Helper()
 	o := newOrigin()
 	o.Job, o.Decision = "j", fmt.Append(nil, n)
-	if err := h.store.Exclusive(generationName(n), encode(o)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.store.Exclusive(generationName(n), encode(o)))
 }
 
 // Each call of the fence that fails is an error of its own, and not a sign of a newer start.
@@ -245,10 +242,7 @@ func TestClaimFiles(t *testing.T) {
 	_, h := fenceIn(t, 99999999, 100000000)
 	dir := rooted(h.Name())
 	open := func() int {
-		all, err := os.ReadDir("/dev/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Have(os.ReadDir("/dev/fd"))
 		return len(all)
 	}
 	before := open()

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // beginner returns a saver of one rank.
@@ -82,13 +84,9 @@ func TestGenerations(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, generationName(3))); err == nil {
 		t.Error("the record of an older start was left")
 	}
-	if err := os.Remove(filepath.Join(dir, generationName(4))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, generationName(4))))
 	late := beginner(t, dir, "third", 6)
-	if err := os.Remove(filepath.Join(dir, generationName(6))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, generationName(6))))
 	if err := late.save(t, 1); !errors.Is(err, ErrSuperseded) ||
 		!strings.Contains(err.Error(), "no such file or directory") {
 		t.Errorf("without the record of the start: %v", err)
@@ -123,9 +121,7 @@ func TestJobsDoNotFight(t *testing.T) {
 		}
 		return err
 	}
-	if err := errors.Join(begin("old", 1, 0), begin("old", 1, 1), begin("new", 3, 0)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(begin("old", 1, 0), begin("old", 1, 1), begin("new", 3, 0)))
 	for restart := range int64(5) {
 		if err := begin("old", 1, restart); !errors.Is(err, ErrSuperseded) && !errors.Is(err, os.ErrExist) {
 			t.Errorf("start %d of the old job: %v", 1+restart, err)
@@ -139,14 +135,9 @@ func TestJobsDoNotFight(t *testing.T) {
 // A second name of the lock file may be that of a file which is not cprun's.
 func TestLockWritesNoHardLink(t *testing.T) {
 	dir, precious := rooted(t.TempDir()), filepath.Join(t.TempDir(), "precious")
-	if err := errors.Join(os.WriteFile(precious, []byte("precious"), 0o600),
-		os.Link(precious, filepath.Join(dir.Name(), lockName))); err != nil {
-		t.Fatal(err)
-	}
-	f, err := Lock(dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.WriteFile(precious, []byte("precious"), 0o600),
+		os.Link(precious, filepath.Join(dir.Name(), lockName))))
+	f := must.Have(Lock(dir, ""))
 	defer f.Close()
 	if text, err := os.ReadFile(precious); string(text) != "precious" {
 		t.Errorf("it contains %q now, %v", text, err)
@@ -159,12 +150,9 @@ func TestLockWritesNoHardLink(t *testing.T) {
 // The error of a second lock names the holder.
 func TestLockNamesItsHolder(t *testing.T) {
 	dir := rooted(t.TempDir())
-	first, err := Lock(dir, "mine")
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Have(Lock(dir, "mine"))
 	host, _ := os.Hostname()
-	_, err = Lock(dir, "")
+	_, err := Lock(dir, "")
 	if want := fmt.Sprintf("is in use by job mine, process %d on host %s", os.Getpid(), host); !errors.Is(err,
 		errLocked) || !strings.Contains(err.Error(), want) {
 		t.Errorf("a second lock: %v, want %q", err, want)
@@ -175,19 +163,12 @@ func TestLockNamesItsHolder(t *testing.T) {
 	if f, err := Lock(dir, "mine"); f != nil || err != nil {
 		t.Errorf("a second lock of the same job: %v, %v, want none, and no error", f, err)
 	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
-	again, err := Lock(dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, first.Close())
+	again := must.Have(Lock(dir, ""))
 	defer again.Close()
 	for text, want := range map[string]string{"": "is in use by a process that it does not name: ",
 		`{"host":"h","pid":7}`: "is in use by process 7 on host h, since "} {
-		if err := os.WriteFile(again.Name(), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(again.Name(), []byte(text), 0o600))
 		if _, err := Lock(dir, "other"); !errors.Is(err, errLocked) || !strings.Contains(err.Error(), want) {
 			t.Errorf("a lock with %q: %v, want %q", text, err, want)
 		}

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // The test binary runs itself as a child that saves until it is killed; see crash_test.go.
@@ -37,13 +38,7 @@ func TestMain(m *testing.M) {
 }
 
 // rooted opens a directory and creates it if absent.
-func rooted(dir string) *os.Root {
-	root, err := files.Make(dir)
-	if err != nil {
-		panic(err)
-	}
-	return root
-}
+func rooted(dir string) *os.Root { return must.Have(files.Make(dir)) }
 
 var fieldNames = []string{FieldParam, "exp_avg", "exp_avg_sq"}
 
@@ -144,10 +139,7 @@ func newFleet(params []Param, ranges []Range, o Options) (*fleet, error) {
 func fleetOf(t *testing.T, n int, o Options) *fleet {
 	t.Helper()
 	params, ranges := small(n)
-	f, err := newFleet(params, ranges, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Have(newFleet(params, ranges, o))
 	return f
 }
 
@@ -160,9 +152,7 @@ func (f *fleet) save(t *testing.T, step int64) error {
 func (f *fleet) mustSave(t *testing.T, steps ...int64) {
 	t.Helper()
 	for _, step := range steps {
-		if err := f.save(t, step); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.save(t, step))
 	}
 }
 
@@ -211,9 +201,7 @@ func saved(t *testing.T, o Options, steps ...int64) (dir string, params []Param)
 	}
 	f := fleetOf(t, 2, o)
 	f.mustSave(t, steps...)
-	if err := f.close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.close())
 	return o.Dir.Name(), f.params
 }
 
@@ -237,9 +225,7 @@ func checkState(t *testing.T, c *Checkpoint, params []Param, step int64) {
 	for i, f := range want {
 		got[i] = Field{f.Name, slices.Repeat([]float32{-1}, len(f.Data))}
 	}
-	if err := c.Load(t.Context(), params, all, got...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Load(t.Context(), params, all, got...))
 	for i := range want {
 		if !slices.Equal(got[i].Data, want[i].Data) {
 			t.Fatalf("step %d: field %s = %v, want %v", c.Manifest.Step, want[i].Name, got[i].Data, want[i].Data)
@@ -262,10 +248,7 @@ func latestStep(t *testing.T, dir string, params []Param) (int64, []string) {
 // names lists a directory without the lock and the generation records.
 func names(t *testing.T, dir string) []string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Have(os.ReadDir(dir))
 	var all []string
 	for _, e := range entries {
 		if e.Name() != lockName && !generationPattern.MatchString(e.Name()) {

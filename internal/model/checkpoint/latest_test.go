@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/model/checkpoint/checkpointtest"
 )
 
@@ -23,25 +24,15 @@ func FuzzLatest(f *testing.F) {
 	dir := f.TempDir()
 	names := []string{"step-00000001", "step-00000002", "step-00000002.old-x", "step-00000003"}
 	for _, name := range names {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-			f.Fatal(err)
-		}
+		must.Do(f, os.Mkdir(filepath.Join(dir, name), 0o700))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if err := os.WriteFile(filepath.Join(dir, latestName), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, latestName), text, 0o600))
 		root := rooted(dir)
 		defer root.Close()
-		d, err := reopen(root)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(reopen(root))
 		defer d.Close()
-		all, err := list(d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Have(list(d))
 		order, missing := candidates(d, all)
 		reason := errText(missing)
 		if got := slices.Sorted(slices.Values(order)); !slices.Equal(got, names) {
@@ -61,9 +52,7 @@ func FuzzLatest(f *testing.F) {
 func outsideOf(t *testing.T) (dir, outside string) {
 	t.Helper()
 	dir, outside = filepath.Join(t.TempDir(), "checkpoints"), t.TempDir()
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(dir, 0o755))
 	return dir, outside
 }
 
@@ -80,12 +69,8 @@ func TestSavesFollowNoLink(t *testing.T) {
 				target = outside
 			}
 			path := filepath.Join(dir, name)
-			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Symlink(target, path); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			must.Do(t, os.Symlink(target, path))
 			params, ranges := small(2)
 			f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "first"})
 			if err == nil {
@@ -105,9 +90,7 @@ func TestPipesAmongCheckpoints(t *testing.T) {
 	for _, name := range []string{latestName, "step-00000002/manifest.json",
 		"step-00000001/shard-00000-of-00002.safetensors"} {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)))
 		c, reasons, err := Latest(t.Context(), dir)
 		if len(reasons) == 0 {
 			t.Errorf("%s: %v", name, err)
@@ -117,13 +100,9 @@ func TestPipesAmongCheckpoints(t *testing.T) {
 			c.Close()
 		}
 	}
-	if _, err := Lock(rooted(dir), ""); err != nil {
-		t.Error(err)
-	}
-	if err := errors.Join(os.Remove(filepath.Join(dir, ".lock")),
-		unix.Mkfifo(filepath.Join(dir, ".lock"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Have(Lock(rooted(dir), ""))
+	must.Do(t, errors.Join(os.Remove(filepath.Join(dir, ".lock")),
+		unix.Mkfifo(filepath.Join(dir, ".lock"), 0o600)))
 	if _, err := Lock(rooted(dir), ""); err == nil {
 		t.Error("a pipe was locked")
 	}
@@ -133,10 +112,7 @@ func TestPipesAmongCheckpoints(t *testing.T) {
 func TestManifestClaimsNoMoreThanItsFiles(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1)
 	path := filepath.Join(dir, "step-00000001", manifestName)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Have(os.ReadFile(path))
 	big := strings.NewReplacer(`"length": 4`, `"length": 1099511627776`, "    4\n",
 		"    1099511627776\n").Replace(string(text))
 	if big == string(text) {

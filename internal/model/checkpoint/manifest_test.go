@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
@@ -17,20 +18,14 @@ func golden(t testing.TB) []byte { return manifestFile(t, "manifest-1.json") }
 
 func manifestFile(t testing.TB, name string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Have(os.ReadFile(filepath.Join("testdata", name)))
 	return data
 }
 
 // TestGolden checks that version 1 can be read, and that version 2 is written byte for byte as before.
 func TestGolden(t *testing.T) {
 	data := manifestFile(t, "manifest-2.json")
-	m, err := ParseManifest(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Have(ParseManifest(data))
 	old, err := ParseManifest(golden(t))
 	if err != nil || !reflect.DeepEqual(old.Meta, m.Meta) || !reflect.DeepEqual(old.Files, m.Files) {
 		t.Errorf("version 1 is read as %+v, %v", old, err)
@@ -101,10 +96,7 @@ func TestManifestRefuses(t *testing.T) {
 // A shard has at most MaxHeader bytes of header after the 8 of its length. Further bytes that no tensor owns are
 // refused.
 func TestManifestCountsTheHeader(t *testing.T) {
-	m, err := ParseManifest(golden(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Have(ParseManifest(golden(t)))
 	f := &m.Files[0]
 	f.Bytes = safetensors.MaxHeader + 8
 	for _, e := range f.Entries {
@@ -121,10 +113,7 @@ func TestManifestCountsTheHeader(t *testing.T) {
 
 // Extra state that is not JSON is an error, and no manifest is written.
 func TestManifestOfBadState(t *testing.T) {
-	m, err := ParseManifest(golden(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Have(ParseManifest(golden(t)))
 	m.Extra = map[string]json.RawMessage{"data": json.RawMessage("{")}
 	if text, err := m.encode(); err == nil {
 		t.Errorf("encode = %s", text)

@@ -10,18 +10,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // edit changes a file of a checkpoint.
 func edit(t *testing.T, path string, change func([]byte) []byte) {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, change(data), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	data := must.Have(os.ReadFile(path))
+	must.Do(t, os.WriteFile(path, change(data), 0o644))
 }
 
 const shard1 = "shard-00001-of-00002.safetensors"
@@ -93,9 +90,7 @@ func TestDamage(t *testing.T) {
 // TestBefore resumes in a directory from before generations existed.
 func TestBefore(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "before"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "before"))))
 	params, _ := small(2)
 	if step, reasons := latestStep(t, dir, params); step != 2 || len(reasons) > 0 {
 		t.Errorf("latest step is %d, passed over %q", step, reasons)
@@ -270,10 +265,7 @@ func TestMismatch(t *testing.T) {
 
 func TestReadOutside(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1)
-	c, err := Open(filepath.Join(dir, dirName(1)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Have(Open(filepath.Join(dir, dirName(1))))
 	defer c.Close()
 	for _, r := range []struct {
 		param  string

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
@@ -21,11 +22,8 @@ func TestSaveInPieces(t *testing.T) {
 		want[i] = float32(i)
 	}
 	for _, fault := range []error{nil, fs.ErrPermission} {
-		s, err := NewSaver(world(1)[0], Options{Dir: rooted(t.TempDir()), RunID: "run"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = s.Save(t.Context(), Snapshot{Params: params, Ranges: []Range{own}, Fields: []Field{{Name: FieldParam}},
+		s := must.Have(NewSaver(world(1)[0], Options{Dir: rooted(t.TempDir()), RunID: "run"}))
+		err := s.Save(t.Context(), Snapshot{Params: params, Ranges: []Range{own}, Fields: []Field{{Name: FieldParam}},
 			Read: func(_ context.Context, field int, lo int64, dst []float32) error {
 				if copy(dst, want[lo:]); field != 0 || len(dst) > PieceSize {
 					t.Errorf("%d elements of field %d at once", len(dst), field)
@@ -39,9 +37,7 @@ func TestSaveInPieces(t *testing.T) {
 			continue
 		}
 		got := make([]float32, len(want))
-		if err := loadFrom(t, filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, loadFrom(t, filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}))
 		want[2*PieceSize+5], want[2*PieceSize+6] = 0, 0 // between the parameters
 		if !slices.Equal(got, want) {
 			t.Error("the checkpoint has other elements")
@@ -67,20 +63,13 @@ func TestClaimsRace(t *testing.T) {
 // A start removes incomplete directories of other starts. Those of its own ranks stay until it commits.
 func TestCleanKeepsOwnDirectories(t *testing.T) {
 	dir := t.TempDir()
-	s, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "run"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Have(NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "run"}))
 	defer s.Close()
 	for own, want := range map[bool]int{false: 1, true: 0} {
 		for _, run := range []string{"run", "other"} {
-			if err := os.MkdirAll(filepath.Join(dir, dirName(3)+".tmp-"+run), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.MkdirAll(filepath.Join(dir, dirName(3)+".tmp-"+run), 0o755))
 		}
-		if err := s.clean(own); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.clean(own))
 		mine, _ := filepath.Glob(filepath.Join(dir, "*.tmp-run"))
 		others, _ := filepath.Glob(filepath.Join(dir, "*.tmp-other"))
 		if len(mine) != want || len(others) != 0 {
@@ -106,15 +95,9 @@ func TestShardHeaderIsCompared(t *testing.T) {
 			n *= d
 		}
 		path := filepath.Join(t.TempDir(), "shard")
-		err := safetensors.WriteFile(path, nil, []safetensors.Entry{safetensors.Floats(c.name, c.dtype, c.shape,
-			make([]float32, n))})
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, safetensors.WriteFile(path, nil, []safetensors.Entry{safetensors.Floats(c.name, c.dtype, c.shape,
+			make([]float32, n))}))
+		f := must.Have(os.Open(path))
 		st, err := f.Stat()
 		if err == nil {
 			_, err = readHeader(f, FileInfo{Name: "shard", Bytes: st.Size(), Entries: []Entry{{Tensor: "w", Length: 4}}})

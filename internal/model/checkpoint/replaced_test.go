@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // A file with the name of a checkpoint's directory is replaced by the checkpoint of that step, without remains.
@@ -24,9 +26,7 @@ func TestFileInPlaceOfACheckpoint(t *testing.T) {
 		}
 		f := fleetOf(t, 2, Options{Dir: rooted(dir), RunID: "second", Warn: func(err error) { t.Error(err) }})
 		f.mustSave(t, 2, 3)
-		if err := f.close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.close())
 		if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000002",
 			"step-00000003"}; !slices.Equal(got, want) {
 			t.Errorf("link %t: directory holds %q, want %q", link, got, want)
@@ -39,9 +39,7 @@ func TestCheckpointHoldsItsOwnFiles(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1)
 	f := fleetOf(t, 2, Options{Dir: rooted(dir), RunID: "second"})
 	tmp := filepath.Join(dir, "step-00000002.tmp-second")
-	if err := os.MkdirAll(filepath.Join(tmp, "earlier"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(tmp, "earlier"), 0o755))
 	f.mustSave(t, 2)
 	want := []string{manifestName, "shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors"}
 	if got := names(t, filepath.Join(dir, "step-00000002")); !slices.Equal(got, want) {
@@ -59,23 +57,16 @@ func TestCheckpointHoldsItsOwnFiles(t *testing.T) {
 	if got := names(t, dir); slices.Contains(got, "step-00000003") {
 		t.Errorf("the directory holds %q", got)
 	}
-	if err := f.close(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, f.close())
 }
 
 // recorded adds the record of a newer start that has done nothing else yet.
 func recorded(t *testing.T, dir string, generation int64) {
 	t.Helper()
-	d, err := diskOf(rooted(dir), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(diskOf(rooted(dir), nil))
 	s := newSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "newer",
 		Start: Start{Job: "newer", First: generation, Generation: generation}}, d)
-	if err := s.fence.claim(nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.fence.claim(nil))
 }
 
 // A start renames nothing once a newer start is recorded, even before that one has removed any file.
@@ -103,9 +94,7 @@ func TestRemoveLeavesANewerCheckpoint(t *testing.T) {
 	old := beginner(t, dir, "old", 1)
 	next := beginner(t, dir, "new", 2)
 	next.mustSave(t, 1)
-	if err := old.savers[0].remove("step-00000001"); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, old.savers[0].remove("step-00000001"))
 	if step, reasons := latestStep(t, dir, next.params); step != 1 {
 		t.Errorf("the newer start's checkpoint is gone: latest is %d (%q)", step, reasons)
 	}

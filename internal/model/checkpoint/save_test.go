@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // TestReshard saves with random ranks, ranges and offsets, and loads with others.
@@ -32,11 +34,8 @@ func TestReshard(t *testing.T) {
 			shapes[string(rune('a'+r.IntN(26)))+".w"] = shape
 		}
 		params, total := place(r, shapes)
-		f, err := newFleet(params, cut(r, total, 1+r.IntN(5)),
-			Options{Dir: rooted(t.TempDir()), RunID: "run", Async: seed%2 == 0})
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Have(newFleet(params, cut(r, total, 1+r.IntN(5)),
+			Options{Dir: rooted(t.TempDir()), RunID: "run", Async: seed%2 == 0}))
 		if err := f.save(t, 3); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -81,19 +80,12 @@ func TestBits(t *testing.T) {
 		data[i] = math.Float32frombits(b)
 	}
 	params := []Param{{Name: "w", Shape: []int{2, 4}}}
-	s, err := NewSaver(world(1)[0], Options{Dir: rooted(t.TempDir()), RunID: "run"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Have(NewSaver(world(1)[0], Options{Dir: rooted(t.TempDir()), RunID: "run"}))
 	own := Range{0, 8}
-	err = s.Save(t.Context(), Snapshot{Params: params, Ranges: []Range{own}, Fields: []Field{{FieldParam, data}}})
-	if err := errors.Join(err, s.Close()); err != nil {
-		t.Fatal(err)
-	}
+	err := s.Save(t.Context(), Snapshot{Params: params, Ranges: []Range{own}, Fields: []Field{{FieldParam, data}}})
+	must.Do(t, errors.Join(err, s.Close()))
 	got := make([]float32, 8)
-	if err := loadFrom(t, filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, loadFrom(t, filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}))
 	for i := range got {
 		if b := math.Float32bits(got[i]); b != want[i] {
 			t.Errorf("element %d = %08x, want %08x", i, b, want[i])
@@ -121,14 +113,9 @@ func TestAsyncSavesOfChangingState(t *testing.T) {
 		}
 		return s.Wait()
 	})
-	if err := errors.Join(err, f.close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, f.close()))
 	for step := range int64(4) {
-		c, err := Open(filepath.Join(dir, dirName(step)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Have(Open(filepath.Join(dir, dirName(step))))
 		checkContent(t, c, f.params)
 		c.Close()
 	}
@@ -273,9 +260,7 @@ func TestSaveRefuses(t *testing.T) {
 		if _, _, err := Latest(t.Context(), dir); !errors.Is(err, ErrNone) {
 			t.Errorf("%s: Latest: %v, want ErrNone", c.name, err)
 		}
-		if err := f.close(); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, f.close())
 	}
 }
 
@@ -283,27 +268,19 @@ func TestLostRank(t *testing.T) {
 	f := fleetOf(t, 2, Options{Dir: rooted(t.TempDir()), RunID: "run", Async: true})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	lost := errors.New("rank 1 was killed")
-	if err := f.savers[0].Save(ctx, f.snapshot(0, 1)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.savers[0].Save(ctx, f.snapshot(0, 1)))
 	cancel(lost)
 	if err := f.savers[0].Wait(); !errors.Is(err, lost) {
 		t.Errorf("Wait = %v, want the cause %v", err, lost)
 	}
-	if err := f.close(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, f.close())
 }
 
 // A directory with the name latest is an error before training, not at the first save.
 func TestLatestIsNoFile(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1)
-	if err := os.Remove(filepath.Join(dir, latestName)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, latestName), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, latestName)))
+	must.Do(t, os.Mkdir(filepath.Join(dir, latestName), 0o755))
 	if f, err := Lock(rooted(dir), ""); err == nil || !strings.Contains(err.Error(), latestName) {
 		f.Close()
 		t.Errorf("Lock = %v, want a fault of latest", err)
@@ -331,9 +308,7 @@ func TestDiskThatHangs(t *testing.T) {
 			errs[1-hangs] == nil {
 			t.Errorf("a disk of rank %d that hangs ended in %v", hangs, errs)
 		}
-		if err := f.close(); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, f.close())
 		close(hung)
 	}
 }
@@ -370,18 +345,13 @@ func TestKeep(t *testing.T) {
 // TestKeepWhileLoading checks that prune keeps an open checkpoint, and removes it once it is closed.
 func TestKeepWhileLoading(t *testing.T) {
 	dir, params := saved(t, Options{}, 1, 2)
-	c, err := Open(filepath.Join(dir, dirName(1)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Have(Open(filepath.Join(dir, dirName(1))))
 	saved(t, Options{Dir: rooted(dir), RunID: "second", Keep: 1}, 3)
 	if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000003"}; !slices.Equal(got, want) {
 		t.Errorf("while step 1 is open the directory holds %q, want %q", got, want)
 	}
 	checkContent(t, c, params)
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Close())
 	saved(t, Options{Dir: rooted(dir), RunID: "third", Keep: 1}, 4)
 	if got, want := names(t, dir), []string{"latest", "step-00000004"}; !slices.Equal(got, want) {
 		t.Errorf("afterwards it holds %q, want %q", got, want)
@@ -391,9 +361,7 @@ func TestKeepWhileLoading(t *testing.T) {
 // TestKeepCountsWhole checks that a damaged checkpoint does not count towards Keep.
 func TestKeepCountsWhole(t *testing.T) {
 	dir, params := saved(t, Options{}, 1, 2, 3)
-	if err := os.Remove(filepath.Join(dir, dirName(3), manifestName)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, dirName(3), manifestName)))
 	saved(t, Options{Dir: rooted(dir), RunID: "second", Keep: 2}, 4)
 	if got, want := names(t, dir), []string{"latest", "step-00000002", "step-00000003",
 		"step-00000004"}; !slices.Equal(got, want) {

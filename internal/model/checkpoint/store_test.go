@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // A counting store is a remote store that counts open files and pauses, and makes handles stale.
@@ -53,10 +54,7 @@ func (f *counted) Close() error {
 // A load opens each shard once, reopens it if its handle is stale, and closes all files.
 func TestLoadOpensStaleShardsAgain(t *testing.T) {
 	dir, params := saved(t, Options{}, 1)
-	c, err := Open(filepath.Join(dir, dirName(1)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Have(Open(filepath.Join(dir, dirName(1))))
 	count := &counting{store: c.root}
 	c.root = count
 	const shards = 2
@@ -77,13 +75,10 @@ func TestLoadOpensStaleShardsAgain(t *testing.T) {
 // checkSize opens a file of unexpected size, which makes an NFS client ask the server, and closes it.
 func TestSizedLeavesNoFileOpen(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1)
-	root, err := diskOf(files.OpenDir(filepath.Join(dir, dirName(1))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Have(diskOf(files.OpenDir(filepath.Join(dir, dirName(1)))))
 	defer root.Close()
 	count := &counting{store: root}
-	err = checkSize(count, FileInfo{Name: manifestName, Bytes: 1})
+	err := checkSize(count, FileInfo{Name: manifestName, Bytes: 1})
 	if err == nil || count.opened != 1 || count.closed != 1 {
 		t.Errorf("sized = %v; %d files were opened and %d closed", err, count.opened, count.closed)
 	}
@@ -95,12 +90,9 @@ func TestAgainPausesWhereAFileIsBusy(t *testing.T) {
 		err    error
 		pauses int
 	}{{syscall.EBUSY, tries - 1}, {syscall.ESTALE, 0}} {
-		root, err := diskOf(files.OpenDir(t.TempDir()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		root := must.Have(diskOf(files.OpenDir(t.TempDir())))
 		count, calls := &counting{store: root}, 0
-		err = retry(count, func() error { calls++; return c.err })
+		err := retry(count, func() error { calls++; return c.err })
 		if !errors.Is(err, c.err) || calls != tries || len(count.pauses) != c.pauses {
 			t.Errorf("%v: %v after %d calls and pauses of %v; want %d calls and %d pauses",
 				c.err, err, calls, count.pauses, tries, c.pauses)
@@ -116,17 +108,10 @@ func TestAgainPausesWhereAFileIsBusy(t *testing.T) {
 
 // A directory with a stale handle is reopened by its path.
 func TestRefreshOpensADirectoryAgain(t *testing.T) {
-	d, err := diskOf(files.OpenDir(t.TempDir()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(diskOf(files.OpenDir(t.TempDir())))
 	d.Close()
-	if err := d.Refresh(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.List(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, d.Refresh())
+	must.Have(d.List())
 	d.Close()
 }
 

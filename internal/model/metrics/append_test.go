@@ -4,38 +4,28 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // A full disk delays lines and loses none: they reach the file in order once there is space.
 func TestAppendToAFullDisk(t *testing.T) {
-	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	full := must.Have(os.OpenFile("/dev/full", os.O_WRONLY, 0))
 	defer full.Close()
 	path := filepath.Join(t.TempDir(), "log")
-	room, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	room := must.Have(os.Create(path))
 	defer room.Close()
 	told := 0
 	a := appender{File: full, full: func() { told++ }}
 	for _, line := range []string{"one\n", "two\n"} {
-		if err := a.append([]byte(line)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.append([]byte(line)))
 	}
 	if err := a.flush(); err == nil || told != 1 {
 		t.Errorf("flush to a full disk: %v; told %d times, want once", err, told)
 	}
 	a.File = room
-	if err := a.append([]byte("three\n")); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.flush(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, a.append([]byte("three\n")))
+	must.Do(t, a.flush())
 	if text, err := os.ReadFile(path); err != nil || string(text) != "one\ntwo\nthree\n" {
 		t.Errorf("the file holds %q, %v", text, err)
 	}
@@ -52,18 +42,12 @@ func TestAppendToAFullDisk(t *testing.T) {
 func TestMetricsAfterAFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	told := ""
-	j, err := OpenJSONL(rootAt(t, dir), "metrics.jsonl", 0, func(text string) { told = text })
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Have(OpenJSONL(rootAt(t, dir), "metrics.jsonl", 0, func(text string) { told = text }))
 	if j.f.full(); told == "" {
 		t.Error("nobody hears of the full disk")
 	}
 	size := func(name string) int64 {
-		st, err := os.Stat(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		st := must.Have(os.Stat(name))
 		return st.Size()
 	}
 	path := filepath.Join(dir, "metrics.jsonl")
@@ -75,10 +59,7 @@ func TestMetricsAfterAFullDisk(t *testing.T) {
 	if err := j.Close(); err != nil || size(path) != 13 {
 		t.Errorf("after Close %d bytes, %v", size(path), err)
 	}
-	tb, err := CreateTensorBoard(rootAt(t, dir), 0, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tb := must.Have(CreateTensorBoard(rootAt(t, dir), 0, ""))
 	events, err := filepath.Glob(filepath.Join(dir, "events.*"))
 	if err != nil || len(events) != 1 {
 		t.Fatal(events, err)

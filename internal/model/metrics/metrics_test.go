@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -23,10 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // rootAt opens a directory until the end of the test.
 func rootAt(t testing.TB, dir string) *os.Root {
 	t.Helper()
-	root, err := files.Make(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Have(files.Make(dir))
 	t.Cleanup(func() { root.Close() })
 	return root
 }
@@ -94,10 +92,7 @@ func FuzzFloat(f *testing.F) {
 
 func readSteps(t *testing.T, path string) []int64 {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Have(os.ReadFile(path))
 	var steps []int64
 	for line := range strings.Lines(string(data)) {
 		var s Step
@@ -143,13 +138,8 @@ func TestJSONLResume(t *testing.T) {
 			}
 		}
 		write(0, 5)
-		old, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, append(old, c.tail...), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		old := must.Have(os.ReadFile(path))
+		must.Do(t, os.WriteFile(path, append(old, c.tail...), 0o644))
 		write(c.resumed, 2)
 		if got := readSteps(t, path); !slices.Equal(got, c.want) {
 			t.Errorf("%s: steps %v, want %v", c.name, got, c.want)
@@ -162,16 +152,9 @@ func TestJSONLResume(t *testing.T) {
 
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
-	w, err := Open(Options{Dir: rootAt(t, dir), TensorBoard: true, Prometheus: ":0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Write(step(1)); err != nil {
-		t.Error(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Error(err)
-	}
+	w := must.Have(Open(Options{Dir: rootAt(t, dir), TensorBoard: true, Prometheus: ":0"}))
+	must.Do(t, w.Write(step(1)))
+	must.Do(t, w.Close())
 	if got := readSteps(t, filepath.Join(dir, "metrics.jsonl")); !slices.Equal(got, []int64{1}) {
 		t.Errorf("metrics.jsonl holds steps %v, want 1", got)
 	}
@@ -183,9 +166,7 @@ func TestOpen(t *testing.T) {
 		t.Errorf("Open with a bad address = %v, want an error that names log.prometheus", err)
 	}
 	gone := rootAt(t, filepath.Join(dir, "gone"))
-	if err := os.RemoveAll(filepath.Join(dir, "gone")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(filepath.Join(dir, "gone")))
 	if _, err := Open(Options{Dir: gone}); err == nil {
 		t.Error("Open of a directory that is not there any more gave no error")
 	}
@@ -240,9 +221,7 @@ func TestETA(t *testing.T) {
 // A run directory may contain files of others.
 func TestJSONLOfSomebodyElse(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "outside")
-	if err := os.WriteFile(outside, []byte("{\"step\":1}\nprecious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(outside, []byte("{\"step\":1}\nprecious"), 0o600))
 	for what, make := range map[string]func(path string) error{
 		"a link":        func(path string) error { return os.Symlink(outside, path) },
 		"a hard link":   func(path string) error { return os.Link(outside, path) },
@@ -258,9 +237,7 @@ func TestJSONLOfSomebodyElse(t *testing.T) {
 		},
 	} {
 		dir := t.TempDir()
-		if err := make(filepath.Join(dir, "metrics.jsonl")); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, make(filepath.Join(dir, "metrics.jsonl")))
 		j, err := OpenJSONL(rootAt(t, dir), "metrics.jsonl", 5, nil)
 		good := what == "a hard link" || what == "one long line" // the name gets a file of its own
 		if good != (err == nil) {
@@ -281,45 +258,29 @@ func TestRemovedJSONLIsWrittenAgain(t *testing.T) {
 	for _, after := range []int64{1, 2, 3} { // steps
 		dir := t.TempDir()
 		path, told := filepath.Join(dir, "metrics.jsonl"), 0
-		j, err := OpenJSONL(rootAt(t, dir), "metrics.jsonl", 0, func(string) { told++ })
-		if err != nil {
-			t.Fatal(err)
-		}
+		j := must.Have(OpenJSONL(rootAt(t, dir), "metrics.jsonl", 0, func(string) { told++ }))
 		for n := int64(1); n <= 3; n++ {
-			if err := j.Write(step(n)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, j.Write(step(n)))
 			if n == after {
-				if err := os.Remove(path); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Remove(path))
 			}
 		}
-		if err := j.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, j.Close())
 		if got := readSteps(t, path); !slices.Equal(got, []int64{1, 2, 3}) || told != 1 {
 			t.Errorf("removed after step %d: the file has %v, told %d times", after, got, told)
 		}
 	}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "metrics.jsonl")
-	j, err := OpenJSONL(rootAt(t, dir), "metrics.jsonl", 0, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("mine"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	j := must.Have(OpenJSONL(rootAt(t, dir), "metrics.jsonl", 0, nil))
+	must.Do(t, errors.Join(os.Remove(path), os.WriteFile(path, []byte("mine"), 0o644)))
 	if err := j.Write(step(1)); err == nil || !strings.Contains(err.Error(), "another file") {
 		t.Errorf("Write = %v", err)
 	}
 	if text, err := os.ReadFile(path); err != nil || string(text) != "mine" {
 		t.Errorf("the other file is %q, %v", text, err)
 	}
-	if err := errors.Join(os.RemoveAll(dir)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.RemoveAll(dir)))
 	if err := j.Close(); err == nil {
 		t.Error("the directory is gone, and nobody hears of it")
 	}

@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // scrape reads /metrics on a connection of its own, so that nothing stays open.
@@ -14,10 +16,7 @@ func scrape(t *testing.T, addr string) string {
 	t.Helper()
 	tr := &http.Transport{DisableKeepAlives: true}
 	defer tr.CloseIdleConnections()
-	res, err := (&http.Client{Transport: tr}).Get("http://" + addr + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Have((&http.Client{Transport: tr}).Get("http://" + addr + "/metrics"))
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	if err != nil || res.StatusCode != http.StatusOK {
@@ -27,10 +26,7 @@ func scrape(t *testing.T, addr string) string {
 }
 
 func TestPrometheus(t *testing.T) {
-	p, err := ServePrometheus(":0", 292)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Have(ServePrometheus(":0", 292))
 	if host, _, _ := net.SplitHostPort(p.Addr()); host != "127.0.0.1" {
 		t.Errorf("\":0\" listens on %s, want the loopback interface", p.Addr())
 	}
@@ -41,9 +37,7 @@ func TestPrometheus(t *testing.T) {
 	validated := step(301)
 	validated.ValLoss, validated.ValLosses = &val, map[string]Float{"prose": 2, "code/\xff\"go": 3.5}
 	for _, s := range []Step{validated, step(302)} {
-		if err := p.Write(s); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, p.Write(s))
 	}
 	got := scrape(t, p.Addr())
 	for _, want := range []string{
@@ -63,9 +57,7 @@ func TestPrometheus(t *testing.T) {
 	if _, err := ServePrometheus(p.Addr(), 0); err == nil || !strings.Contains(err.Error(), "another port") {
 		t.Errorf("a second server on %s: %v, want an error that says to choose another port", p.Addr(), err)
 	}
-	if err := p.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, p.Close())
 	if c, err := net.Dial("tcp", p.Addr()); err == nil {
 		c.Close()
 		t.Error("the address is still served after Close")
@@ -75,10 +67,7 @@ func TestPrometheus(t *testing.T) {
 // descriptors counts the open descriptors of this process.
 func descriptors(t *testing.T) int {
 	t.Helper()
-	open, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	open := must.Have(os.ReadDir("/proc/self/fd"))
 	return len(open)
 }
 
@@ -86,17 +75,11 @@ func descriptors(t *testing.T) int {
 // run.
 func TestPrometheusAmongStrangers(t *testing.T) {
 	const strangers = 300
-	p, err := ServePrometheus(":0", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Have(ServePrometheus(":0", 0))
 	before := descriptors(t)
 	var held []net.Conn
 	for i := range strangers {
-		c, err := net.Dial("tcp", p.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Have(net.Dial("tcp", p.Addr()))
 		held = append(held, c)
 		switch i % 3 {
 		case 1:
@@ -108,9 +91,7 @@ func TestPrometheusAmongStrangers(t *testing.T) {
 	if taken := descriptors(t) - before - strangers; taken > maxScrapes+4 {
 		t.Errorf("the server holds %d descriptors for %d connections, want at most %d", taken, strangers, maxScrapes)
 	}
-	if err := p.Write(step(1)); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, p.Write(step(1)))
 	for _, c := range held[:strangers-20] {
 		c.Close()
 	}
@@ -127,20 +108,14 @@ func TestPrometheusAmongStrangers(t *testing.T) {
 
 // An oversized header and an unknown method or path get an answer, and the connection closes.
 func TestPrometheusRefuses(t *testing.T) {
-	p, err := ServePrometheus(":0", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Have(ServePrometheus(":0", 0))
 	for request, want := range map[string]string{
 		"GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 64<<10) + "\r\n\r\n": "431 ",
 		"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999\r\n\r\n":            "405 ",
 		"GET /secret HTTP/1.1\r\nHost: x\r\n\r\n":                                            "404 ",
 		"\x1b[31m\r\n\r\n": "400 ",
 	} {
-		c, err := net.Dial("tcp", p.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Have(net.Dial("tcp", p.Addr()))
 		io.WriteString(c, request)
 		answer := make([]byte, 64)
 		n, err := io.ReadAtLeast(c, answer, 16)
@@ -149,7 +124,5 @@ func TestPrometheusRefuses(t *testing.T) {
 		}
 		c.Close()
 	}
-	if err := p.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, p.Close())
 }

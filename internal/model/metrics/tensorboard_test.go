@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // An event is a decoded record.
@@ -119,34 +121,21 @@ func decodeFields(data []byte, f func(field int, num uint64, data []byte) error)
 
 func TestTensorBoard(t *testing.T) {
 	dir := t.TempDir()
-	tb, err := CreateTensorBoard(rootAt(t, dir), 300, "train:\n  steps: 3\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tb := must.Have(CreateTensorBoard(rootAt(t, dir), 300, "train:\n  steps: 3\n"))
 	val := Float(2.5)
 	second := step(302)
 	second.Loss, second.MFU, second.ValLoss = Absent, 0.5, &val
 	for _, s := range []Step{step(301), second} {
-		if err := tb.Write(s); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, tb.Write(s))
 	}
-	if err := tb.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, tb.Close())
 	host, _ := os.Hostname()
 	files, _ := filepath.Glob(filepath.Join(dir, fmt.Sprintf("events.out.tfevents.*.%s.%d", host, os.Getpid())))
 	if len(files) != 1 {
 		t.Fatalf("event files %v, want one", files)
 	}
-	data, err := os.ReadFile(files[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	events, err := decodeEvents(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Have(os.ReadFile(files[0]))
+	events := must.Have(decodeEvents(data))
 	if len(events) != 5 {
 		t.Fatalf("%d events, want 5", len(events))
 	}
@@ -210,10 +199,7 @@ func TestEventBytes(t *testing.T) {
 	} {
 		fmt.Fprintf(&got, "%s: %x\n", event.name, event.data)
 	}
-	want, err := os.ReadFile("testdata/events.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Have(os.ReadFile("testdata/events.txt"))
 	if got.String() != string(want) {
 		t.Errorf("events are\n%swant\n%s", got.String(), want)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -25,10 +26,7 @@ type traceFile struct {
 
 func readTrace(t *testing.T, path string) traceFile {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Have(os.ReadFile(path))
 	var f traceFile
 	if err := json.Unmarshal(data, &f); err != nil {
 		t.Fatalf("%s is not JSON: %v\n%s", path, err, data)
@@ -39,10 +37,7 @@ func readTrace(t *testing.T, path string) traceFile {
 // writeTrace writes a trace with n spans in each of two lanes, from a goroutine per lane.
 func writeTrace(t *testing.T, path string, rank, n int, base time.Time) {
 	t.Helper()
-	tr, err := CreateTrace(rootAt(t, filepath.Dir(path)), filepath.Base(path), rank)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Have(CreateTrace(rootAt(t, filepath.Dir(path)), filepath.Base(path), rank))
 	var lanes sync.WaitGroup
 	for _, lane := range []string{"compute", "transfer"} {
 		lanes.Go(func() {
@@ -55,9 +50,7 @@ func writeTrace(t *testing.T, path string, rank, n int, base time.Time) {
 		})
 	}
 	lanes.Wait()
-	if err := tr.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, tr.Close())
 	tr.Span(tensor.Span{Lane: "late"}) // a stream may still run; the span is dropped
 }
 
@@ -87,10 +80,7 @@ func TestTrace(t *testing.T) {
 // Each part of a label has a slice around its work, from the first piece to the last in a row.
 func TestTraceNests(t *testing.T) {
 	path, base := filepath.Join(t.TempDir(), "trace.json"), time.Now()
-	tr, err := CreateTrace(rootAt(t, filepath.Dir(path)), filepath.Base(path), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Have(CreateTrace(rootAt(t, filepath.Dir(path)), filepath.Base(path), 0))
 	for i, s := range []struct{ label, name, detail string }{
 		{"", "early", ""},
 		{"step 1/forward/layer 0", "norm", ""},
@@ -103,9 +93,7 @@ func TestTraceNests(t *testing.T) {
 		tr.Span(tensor.Span{Lane: "compute", Name: s.name, Label: s.label, Detail: s.detail,
 			Start: base.Add(time.Duration(10*i) * time.Millisecond), Took: 4 * time.Millisecond})
 	}
-	if err := tr.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, tr.Close())
 	got, from := map[string]bool{}, 0.0
 	for _, e := range readTrace(t, path).TraceEvents {
 		if e.Name == "early" {
@@ -150,18 +138,13 @@ func TestMergeTraces(t *testing.T) {
 	for rank := range 3 {
 		writeTrace(t, path(rank), rank, 5, base)
 	}
-	data, err := os.ReadFile(path(1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Have(os.ReadFile(path(1)))
 	out := filepath.Join(dir, "trace.json")
 	paths := []string{path(0), path(1), path(2), filepath.Join(dir, "trace-rank-0003.json")}
 	whole := -1
 	// For every cut of rank 1's file, the merged trace has all slices of the other ranks.
 	for cut := len(data); cut >= 0; cut -= 7 {
-		if err := os.WriteFile(path(1), data[:cut], 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path(1), data[:cut], 0o644))
 		if err := merge(t, out, paths...); err != nil {
 			t.Fatalf("cut at %d: %v", cut, err)
 		}
@@ -202,9 +185,7 @@ func FuzzMergeTraces(f *testing.F) {
 	f.Add([]byte(""))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		in := filepath.Join(t.TempDir(), "in")
-		if err := os.WriteFile(in, data, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(in, data, 0o644))
 		out := in + ".out"
 		if err := merge(t, out, in); err == nil {
 			merged, err := os.ReadFile(out)

@@ -3,6 +3,7 @@ package state
 import (
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
@@ -36,21 +37,16 @@ func TestBytesOfFrozenWeights(t *testing.T) {
 		{ShardParameters, ranks, false, 2*base.Size() + vectors + longest},
 	} {
 		meter := Meter{}
-		s, err := New(meter, Options{Layout: flat, Groups: Groups(flat, Group{Rank: 3, Size: ranks, Copies: c.copies}),
-			Shard: c.shard, Compute: tensor.BF16, Frozen: c.frozen})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Have(New(meter, Options{Layout: flat, Groups: Groups(flat, Group{Rank: 3, Size: ranks, Copies: c.copies}),
+			Shard: c.shard, Compute: tensor.BF16, Frozen: c.frozen}))
 		if meter[Base] != c.want {
 			t.Errorf("%+v: %d bytes", c, meter[Base])
 		}
 		trained := *flat
 		trained.Frozen = nil
 		alone := Meter{}
-		if _, err := New(alone, Options{Layout: &trained, Groups: Groups(flat, Group{Rank: 3, Size: ranks,
-			Copies: c.copies}), Shard: c.shard, Compute: tensor.BF16, Frozen: c.frozen}); err != nil {
-			t.Fatal(err)
-		}
+		must.Have(New(alone, Options{Layout: &trained, Groups: Groups(flat, Group{Rank: 3, Size: ranks,
+			Copies: c.copies}), Shard: c.shard, Compute: tensor.BF16, Frozen: c.frozen}))
 		for _, what := range []string{Weights, Compute, Gradients, Moments} {
 			if meter[what] != alone[what] {
 				t.Errorf("%+v: %s take %d bytes, of the adapters %d", c, what, meter[what], alone[what])

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
@@ -29,10 +30,7 @@ func TestPartsTile(t *testing.T) {
 				groups[i] = Group{Rank: rank % n, Size: n}
 			}
 			shard := ShardGradients + Sharding(rank%2)
-			s, err := New(Meter{}, Options{Layout: flat, Groups: groups, Shard: shard, Compute: tensor.BF16})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Have(New(Meter{}, Options{Layout: flat, Groups: groups, Shard: shard, Compute: tensor.BF16}))
 			if part := s.Share(b); part.Lo != at {
 				t.Errorf("bucket %d, rank %d: the part begins at %d, want %d", b, rank, part.Lo, at)
 			}
@@ -78,9 +76,7 @@ func TestBytesOfShardings(t *testing.T) {
 		meter := Meter{}
 		o := Options{Layout: flat, Groups: Groups(flat, Group{Size: ranks}), Shard: c.shard, Compute: tensor.F32,
 			Masters: c.masters}
-		if _, err := New(meter, o); err != nil {
-			t.Fatal(err)
-		}
+		must.Have(New(meter, o))
 		want := Meter{Weights: 4 * c.weights, Compute: 4 * c.compute, Gradients: 4 * c.grads, Moments: 4 * (c.m + c.v)}
 		for what, n := range want {
 			if meter[what] != n {
@@ -98,9 +94,7 @@ func TestBytesOfCopies(t *testing.T) {
 		meters[copies] = Meter{}
 		o := Options{Layout: flat, Groups: Groups(flat, Group{Rank: 3, Size: 4, Copies: copies}), Shard: ShardParameters,
 			Compute: tensor.BF16}
-		if _, err := New(meters[copies], o); err != nil {
-			t.Fatal(err)
-		}
+		must.Have(New(meters[copies], o))
 	}
 	more := meters[2][Compute] - meters[1][Compute]
 	if want := 2 * flat.Size() / 4; more != want || meters[2][Weights] != meters[1][Weights] {
@@ -153,10 +147,7 @@ func TestGroupsThatDoNotFitAreRefused(t *testing.T) {
 func TestBatchesGrow(t *testing.T) {
 	for _, packed := range []bool{false, true} {
 		m, f := Meter{}, Format{Pairs: 2, Ropes: 2, Packed: packed}
-		b, err := NewBatches(m, f, 100)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Have(NewBatches(m, f, 100))
 		// Lists of 100 tokens take 128 words; two tables have a row of two for each token.
 		want := int64(2*4*2*128 + 2*4*4*100)
 		if packed {
@@ -190,21 +181,14 @@ func (v *vectors) Vector(what string, t tensor.DType, n int) (View, error) {
 func TestBatchesGrowSlowly(t *testing.T) {
 	for _, packed := range []bool{false, true} {
 		m, f := &vectors{Meter: Meter{}}, Format{Pairs: 2, Ropes: 2, Packed: packed}
-		b, err := NewBatches(m, f, 1000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Have(NewBatches(m, f, 1000))
 		tokens := 1000
 		for i := range 1000 {
 			tokens += 64
-			if err := errors.Join(b.Grow(i%2, tokens), b.GrowTables(tokens)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(b.Grow(i%2, tokens), b.GrowTables(tokens)))
 		}
 		exact := Meter{}
-		if _, err := NewBatches(exact, f, tokens); err != nil {
-			t.Fatal(err)
-		}
+		must.Have(NewBatches(exact, f, tokens))
 		if m.count > 60 || m.Meter[Inputs] > 5*exact[Inputs]+4*2*4*int64(tokens) {
 			t.Errorf("packed %t: %d vectors of %d bytes, where the last ones need %d", packed, m.count, m.Meter[Inputs],
 				exact[Inputs])

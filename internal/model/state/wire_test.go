@@ -3,6 +3,7 @@ package state
 import (
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -24,11 +25,8 @@ func TestWire(t *testing.T) {
 	} {
 		bytes := func(half bool) int64 {
 			m := Meter{}
-			s, err := New(m, Options{Layout: flat, Groups: Groups(flat, Group{Size: c.ranks}), Shard: c.shard,
-				Compute: tensor.F32, HalfWire: half})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Have(New(m, Options{Layout: flat, Groups: Groups(flat, Group{Size: c.ranks}), Shard: c.shard,
+				Compute: tensor.F32, HalfWire: half}))
 			if got := !s.Wire.IsZero(); got != (half && c.want > 0) {
 				t.Errorf("%+v: memory for the wire: %t", c, got)
 			}

@@ -9,24 +9,20 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // The expected texts have this time.
 var now = time.Date(2026, 7, 4, 5, 6, 7, 0, time.UTC)
 
 func read(t testing.TB, name string) []byte {
-	raw, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Have(os.ReadFile(filepath.Join("testdata", name)))
 	return raw
 }
 
 func decoded(t testing.TB, raw string) Vars {
-	v, err := Decode([]byte(raw))
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must.Have(Decode([]byte(raw)))
 	return v.(*Dict).Data
 }
 
@@ -48,9 +44,7 @@ func TestRendersEqualTransformers(t *testing.T) {
 			Spans                         []Span
 		}
 	}
-	if err := json.Unmarshal(read(t, "renders.json"), &file); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(read(t, "renders.json"), &file))
 	if len(file.Renders) < 80 {
 		t.Fatalf("only %d renders", len(file.Renders))
 	}
@@ -226,10 +220,7 @@ func FuzzTemplate(f *testing.F) {
 
 // Integers of any length keep their digits, as in Python.
 func TestLongIntegers(t *testing.T) {
-	v, err := Decode([]byte(`{"a":9223372036854775807,"b":9223372036854775808,"c":-99999999999999999999}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must.Have(Decode([]byte(`{"a":9223372036854775807,"b":9223372036854775808,"c":-99999999999999999999}`)))
 	for source, want := range map[string]string{
 		"{{ x | tojson }}":     `{"a": 9223372036854775807, "b": 9223372036854775808, "c": -99999999999999999999}`,
 		"{{ x.b }} {{ x }}":    "9223372036854775808 {'a': 9223372036854775807, 'b': 9223372036854775808, 'c': -99999999999999999999}",

@@ -16,6 +16,8 @@ import (
 	"github.com/parquet-go/parquet-go/encoding/delta"
 	"github.com/parquet-go/parquet-go/encoding/thrift"
 	"github.com/parquet-go/parquet-go/format"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // A bomb is a Parquet file of one column, with pages that no writer makes.
@@ -30,10 +32,7 @@ type bomb struct {
 }
 
 func encoded(t testing.TB, v any) []byte {
-	b, err := thrift.Marshal(new(thrift.CompactProtocol), v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Have(thrift.Marshal(new(thrift.CompactProtocol), v))
 	return b
 }
 
@@ -46,10 +45,7 @@ func (b bomb) file(t testing.TB) string {
 		}
 		switch b.codec {
 		case format.Zstd:
-			z, err := zstd.NewWriter(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			z := must.Have(zstd.NewWriter(nil))
 			body = z.EncodeAll(body, nil)
 		case format.Snappy:
 			body = snappy.Encode(nil, body)
@@ -84,18 +80,11 @@ func (b bomb) file(t testing.TB) string {
 func resident(t testing.TB, reset bool) (mib int) {
 	if reset {
 		debug.FreeOSMemory()
-		if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile("/proc/self/clear_refs", []byte("5"), 0))
 	}
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := must.Have(os.ReadFile("/proc/self/status"))
 	_, peak, _ := strings.Cut(string(status), "VmHWM:")
-	if _, err := fmt.Sscan(peak, &mib); err != nil {
-		t.Fatal(err)
-	}
+	must.Have(fmt.Sscan(peak, &mib))
 	return mib >> 10
 }
 
@@ -224,10 +213,7 @@ func TestParquetBombs(t *testing.T) {
 // Buffers of Arrow that claim more than the file can hold are refused before they are allocated.
 func TestArrowBombs(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
-	raw, err := os.ReadFile("testdata/rows/zstd.arrow")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Have(os.ReadFile("testdata/rows/zstd.arrow"))
 	const magic = "\x28\xb5\x2f\xfd" // of zstd, after the length of a buffer
 	if n := len(values(t, "testdata/rows/zstd.arrow")); n != 3 || bytes.Count(raw, []byte(magic)) < 2 {
 		t.Fatalf("%d rows", n)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -17,11 +18,8 @@ func TestFilesEndDocumentsBesideLabels(t *testing.T) {
 		"a.bin": v1(1, 2, 9), "b.bin": v1(3, 4), "c.bin": v1(), "d.bin": v1(5, 9, 6, 7, 8), "e.bin": v1(1, 9),
 		"z.jsonl": `{"input_ids": [1, 2, 3], "labels": [-100, 2, -100]}`,
 	})
-	d, err := Open(Source{Paths: []string{filepath.Join(dir, "*.bin"), filepath.Join(dir, "z.jsonl")}, EOS: 9, Vocab: 20,
-		Tokenizer: asBytes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "*.bin"), filepath.Join(dir, "z.jsonl")}, EOS: 9,
+		Vocab: 20, Tokenizer: asBytes}))
 	ends, targets, err := d.documents()
 	if got := fmt.Sprint(ends, targets, err); got != "[3 5 7 10 12 15] [2 1 1 2 1 1] <nil>" {
 		t.Errorf("ends and targets %s", got)
@@ -39,10 +37,7 @@ func TestWholeDocumentsHaveTokens(t *testing.T) {
 		{nil, 0, 0},
 	} {
 		dir := put(t, map[string]string{"a.bin": v1(tc.tokens...)})
-		d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.bin")}, EOS: 9, Vocab: 20})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.bin")}, EOS: 9, Vocab: 20}))
 		l, err := New(d, Plan{SeqLen: 3, Whole: true, PackDocuments: true})
 		if tc.samples == 0 {
 			if err == nil {
@@ -64,20 +59,12 @@ func TestLongSamplesAreReadInPieces(t *testing.T) {
 		tokens[i] = uint16(i * 7 % 60_000)
 	}
 	dir := put(t, map[string]string{"a.bin": v1(tokens...)})
-	d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.bin")}, EOS: -1, Vocab: 60_000})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := New(d, Plan{SeqLen: n})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.bin")}, EOS: -1, Vocab: 60_000}))
+	l := must.Have(New(d, Plan{SeqLen: n}))
 	for _, stride := range []int{1, 2, 3, scanChunk - 2, scanChunk - 1, scanChunk} {
 		rows := 1 + (n-1)/stride
 		ids, targets, positions := make([]int32, rows), make([]int32, rows), make([]int, rows)
-		if err := l.Load(0, []partition.Span{{Len: rows, Stride: stride}}, ids, targets, positions); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.Load(0, []partition.Span{{Len: rows, Stride: stride}}, ids, targets, positions))
 		for i, id := range ids {
 			if at := i * stride; id != int32(tokens[at]) || targets[i] != int32(tokens[at+1]) || positions[i] != at {
 				t.Fatalf("stride %d: row %d is %d, %d, %d", stride, i, id, targets[i], positions[i])
@@ -90,10 +77,7 @@ func TestLongSamplesAreReadInPieces(t *testing.T) {
 func TestBlocksOfAMixtureEndWithTheEpoch(t *testing.T) {
 	for _, samples := range []int{40, mixBlock, 5, 2*mixBlock + 1} {
 		parts := loaders(t, samples)
-		m, err := Mix(parts, []float64{1}, 3)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Have(Mix(parts, []float64{1}, 3))
 		moved := false
 		for first := int64(0); first < 4*int64(samples); first += int64(samples) {
 			for lo := int64(0); lo < int64(samples); lo += mixBlock {
@@ -121,11 +105,8 @@ func TestLateBordersAreNotCrossed(t *testing.T) {
 	dir := put(t, map[string]string{"a.jsonl": `{"input_ids": [1, 2, 3]}` + "\n" +
 		`{"input_ids": [4, 5, 6, 7], "position_ids": [0, 1, 0, 1]}`})
 	for range 2 {
-		d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, EOS: -1, Vocab: 20,
-			Cache: Cache{Dir: filepath.Join(dir, "cache")}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, EOS: -1, Vocab: 20,
+			Cache: Cache{Dir: filepath.Join(dir, "cache")}}))
 		if _, err := New(d, Plan{SeqLen: 3}); err == nil || !strings.Contains(err.Error(), "data.pack_documents") {
 			t.Errorf("without packing: %v", err)
 		}

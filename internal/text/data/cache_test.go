@@ -10,24 +10,18 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // view describes what a training run reads.
 func view(t *testing.T, d *Dataset, p Plan) string {
 	t.Helper()
-	l, err := New(d, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Have(New(d, p))
 	labels := make([]int32, d.Len())
-	if err := d.readLabels(labels, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.readLabels(labels, 0))
 	n, of := l.Dropped()
-	documents, err := d.Check(true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	documents := must.Have(d.Check(true))
 	text := fmt.Sprintln(d.Files(), documents, all(t, d), labels, d.labelled(), d.Ignored(), d.Notes(), l.Targets(), n, of.Kept(4))
 	for s := range l.Samples() {
 		text += fmt.Sprintln(l.Docs(s), l.Valid(s))
@@ -49,17 +43,11 @@ func TestCachedFilesEqualEncodedOnes(t *testing.T) {
 			if !p.Whole && (name == "masked" || name == "late") {
 				continue
 			}
-			plain, err := Open(s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			plain := must.Have(Open(s))
 			want := view(t, plain, p)
 			s.Cache = Cache{Dir: filepath.Join(t.TempDir(), "a", "b")}
 			for range 2 {
-				d, err := Open(s)
-				if err != nil {
-					t.Fatal(err)
-				}
+				d := must.Have(Open(s))
 				if got := view(t, d, p); got != want {
 					t.Errorf("%s: %s, want %s", name, got, want)
 				}
@@ -83,10 +71,7 @@ func TestCachedConversationsEqualEncodedOnes(t *testing.T) {
 	for _, cache := range []string{"", t.TempDir()} {
 		for range 2 {
 			s.Cache.Dir = cache
-			d, err := Open(s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := must.Have(Open(s))
 			if len(d.Notes()) != 1 || !d.labelled() {
 				t.Errorf("notes %q, labels %t", d.Notes(), d.labelled())
 			}
@@ -142,14 +127,10 @@ func TestFilesAreEncodedOnce(t *testing.T) {
 		func() { s.Vocab = 300 }, func() { s.EOS = 9 }, func() { s.Format = "text" },
 		func() { s.Chat = NewChat("", template, false) }, func() { s.Chat.All = true },
 		func() {
-			if err := os.WriteFile(template, []byte("{{ messages }}"), 0o666); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(template, []byte("{{ messages }}"), 0o666))
 		},
 		func() {
-			if err := os.WriteFile(path, []byte(`{"text":"abcd"}`), 0o666); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(path, []byte(`{"text":"abcd"}`), 0o666))
 		}} {
 		change()
 		open(s, i+2)
@@ -189,10 +170,7 @@ func TestDamagedEntriesAreEncodedAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			d, err := Open(s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := must.Have(Open(s))
 			if got := all(t, d); !reflect.DeepEqual(got, want) || !d.labelled() {
 				t.Errorf("%s: %v, want %v", name, got, want)
 			}

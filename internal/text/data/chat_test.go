@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 const chatDir = "testdata/chat/"
@@ -26,15 +28,10 @@ func documents(t testing.TB, path, template string, all bool) (docs []Document, 
 }
 
 func expected(t testing.TB, name string) (docs []Document) {
-	raw, err := os.ReadFile(chatDir + name + ".expect.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Have(os.ReadFile(chatDir + name + ".expect.jsonl"))
 	for lines := bufio.NewScanner(bytes.NewReader(raw)); lines.Scan(); {
 		var d Document
-		if err := json.Unmarshal(lines.Bytes(), &d); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(lines.Bytes(), &d))
 		docs = append(docs, d)
 	}
 	return docs
@@ -172,10 +169,7 @@ func TestVariablesOfTemplates(t *testing.T) {
 }
 
 func decodeIDs(t testing.TB, ids []int32) string {
-	d, err := NewTokenizer(chatDir+"tokenizer.json", 0).NewDecoder()
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(NewTokenizer(chatDir+"tokenizer.json", 0).NewDecoder())
 	var b []byte
 	for _, id := range ids {
 		b = d.Append(b, id)
@@ -185,10 +179,7 @@ func decodeIDs(t testing.TB, ids []int32) string {
 
 // A template named tool_use renders conversations with tools, as in transformers.
 func TestTemplatesByName(t *testing.T) {
-	raw, err := os.ReadFile(chatDir + "tokenizer.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Have(os.ReadFile(chatDir + "tokenizer.json"))
 	dir := put(t, map[string]string{"tokenizer.json": string(raw), "tokenizer_config.json": `{"eos_token": {"content": "E"},` +
 		`"chat_template": [{"name": "default", "template": "plain{{ eos_token }}"}, {"name": "tool_use", "template": "tools"}]}`,
 		"a.jsonl": turn + "\n" + strings.Replace(turn, "{", `{"tools":[],`, 1)})
@@ -203,9 +194,7 @@ func TestTemplatesByName(t *testing.T) {
 		if err != nil || strings.Join(got, ",") != want {
 			t.Errorf("%q, %v, want %s", got, err, want)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte("file"), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte("file"), 0o666))
 	}
 }
 

@@ -12,29 +12,20 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/partition"
 )
 
 // llama returns the path of a small tokenizer.json, which puts <|begin|> (0) in front of each text.
 func llama(t testing.TB) string {
 	t.Helper()
-	f, err := os.Open("../tokenizer/testdata/llama3.json.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Have(os.Open("../tokenizer/testdata/llama3.json.gz"))
 	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := must.Have(gzip.NewReader(f))
 	var o struct{ Tokenizer json.RawMessage }
-	if err := json.NewDecoder(z).Decode(&o); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.NewDecoder(z).Decode(&o))
 	path := filepath.Join(t.TempDir(), "tokenizer.json")
-	if err := os.WriteFile(path, o.Tokenizer, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, o.Tokenizer, 0o666))
 	return path
 }
 
@@ -43,14 +34,8 @@ const llamaVocab = 603
 // direct returns the ids of a text.
 func direct(t testing.TB, path, text string) []int32 {
 	t.Helper()
-	tok, err := LoadTokenizer(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ids, err := tok.NewEncoder().Append(nil, text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tok := must.Have(LoadTokenizer(path))
+	ids := must.Have(tok.NewEncoder().Append(nil, text))
 	return ids
 }
 
@@ -72,29 +57,21 @@ func TestTextIsWhatTheTokenizerMakesOfIt(t *testing.T) {
 	note(append(direct(t, path, long), end)...)
 	note(direct(t, path, "ends<|end|>")...)
 	note(5, 6, 7)
-	d, err := Open(Source{Paths: []string{filepath.Join(dir, "*.txt"), filepath.Join(dir, "c.jsonl")},
-		Tokenizer: NewTokenizer(path, llamaVocab), EOS: end, Vocab: llamaVocab})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "*.txt"), filepath.Join(dir, "c.jsonl")},
+		Tokenizer: NewTokenizer(path, llamaVocab), EOS: end, Vocab: llamaVocab}))
 	if got := all(t, d); !slices.Equal(got, want) {
 		t.Errorf("%d ids, want %d, or others", len(got), len(want))
 	}
 	if got, _, err := d.documents(); err != nil || !slices.Equal(got, docs) {
 		t.Errorf("documents end at %v (%v), want %v", got, err, docs)
 	}
-	if _, err := d.Check(true); err != nil {
-		t.Error(err)
-	}
+	must.Have(d.Check(true))
 }
 
 func TestBytesMayStandBesideIDs(t *testing.T) {
 	dir := put(t, map[string]string{"a.jsonl": `{"text":"ab"}` + "\n" + `{"input_ids":[7],"labels":[-100]}`,
 		"b.jsonl": `{"text":"c"}`})
-	d, err := Open(Source{Paths: []string{filepath.Join(dir, "*.jsonl")}, Tokenizer: asBytes, EOS: 256, Vocab: 257})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "*.jsonl")}, Tokenizer: asBytes, EOS: 256, Vocab: 257}))
 	if got, want := all(t, d), []int32{'a', 'b', 256, 7, 'c', 256}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
@@ -178,15 +155,9 @@ func TestLabelsAreTheTargets(t *testing.T) {
 		{false, "[-1 3 4 -1 -1 -1 -1 -1] [-1 9 -1 -1 -1 -1 -1 -1]", [2]int{2, 1}},
 		{true, "[-1 3 4 -1 -1 -1 -1 -1] [-1 9 -1 9 10 11 12 -1]", [2]int{2, 5}},
 	} {
-		d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: NewTokenizer("", 0), EOS: -1,
-			Vocab: 20})
-		if err != nil {
-			t.Fatal(err)
-		}
-		l, err := New(d, Plan{SeqLen: 8, PackDocuments: tc.pack, Whole: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: NewTokenizer("", 0), EOS: -1,
+			Vocab: 20}))
+		l := must.Have(New(d, Plan{SeqLen: 8, PackDocuments: tc.pack, Whole: true}))
 		if want := map[bool]int64{true: 2, false: 3}[tc.pack]; l.Samples() != want || l.Valid(0) != tc.valid[0] || l.Valid(1) != tc.valid[1] || l.Alike() {
 			t.Errorf("pack %v: %d samples, %d and %d targets, alike %v", tc.pack, l.Samples(), l.Valid(0), l.Valid(1),
 				l.Alike())
@@ -258,10 +229,7 @@ func TestATextWithoutTokensIsItsEOS(t *testing.T) {
 
 // A token that stands only in tokenizer_config.json has an id, and the token cache notices it.
 func TestFilesBesideTheTokenizerDecideTokens(t *testing.T) {
-	raw, err := os.ReadFile(chatDir + "tokenizer.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Have(os.ReadFile(chatDir + "tokenizer.json"))
 	dir := put(t, map[string]string{"tokenizer.json": string(raw), "a.txt": "a<new>b"})
 	path := filepath.Join(dir, "tokenizer.json")
 	s := Source{Paths: []string{filepath.Join(dir, "a.txt")}, EOS: -1, Cache: Cache{Dir: t.TempDir()}}
@@ -278,15 +246,13 @@ func TestFilesBesideTheTokenizerDecideTokens(t *testing.T) {
 	}
 	ids, key := read()
 	settings := filepath.Join(dir, "tokenizer_config.json")
-	if err := os.WriteFile(settings, []byte(`{"pad_token": "<new>"}`), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(settings, []byte(`{"pad_token": "<new>"}`), 0o666))
 	more, other := read()
 	if len(more) != 4 || len(ids) <= 4 || key == other {
 		t.Errorf("ids %v, then %v; keys %s, %s", ids, more, key, other)
 	}
 	e := Encoding{Tokenizer: s.Tokenizer, EOS: -1, Vocab: int(more[2])}
-	err = e.Each(t.Context(), s.Paths, func(int, Document) error { return nil })
+	err := e.Each(t.Context(), s.Paths, func(int, Document) error { return nil })
 	if err == nil || !strings.Contains(err.Error(), `"<new>"`) || !strings.Contains(err.Error(), fmt.Sprint(more[2])) {
 		t.Errorf("a token beyond the vocabulary: %v", err)
 	}

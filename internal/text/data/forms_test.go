@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/text/chat"
 )
 
@@ -32,10 +33,7 @@ func TestFormsEqualTRL(t *testing.T) {
 	}
 	for i, row := range rows {
 		k := slices.IndexFunc(Forms(), func(f Form) bool { return f.Name == row.Form })
-		messages, err := chat.Decode(row.Messages)
-		if err != nil {
-			t.Fatal(err)
-		}
+		messages := must.Have(chat.Decode(row.Messages))
 		vars := chat.Vars{keyMessages: messages, "eos_token": "<|endoftext|>"}
 		text := "as much as you like" + row.End
 		var got []string
@@ -68,10 +66,7 @@ func TestTemplatesAreRecognised(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, source := range names {
-		template, err := chat.Compile(source)
-		if err != nil {
-			t.Fatal(err)
-		}
+		template := must.Have(chat.Compile(source))
 		got := ""
 		if f := FormOf(template, chat.Vars{"bos_token": "<s>", "eos_token": "</s>"}); f != nil {
 			got = f.Name
@@ -109,10 +104,7 @@ func wrongAnswers(t *testing.T, template, record string, want []string) (wrong s
 		}
 	}
 	for _, text := range want {
-		ids, err := NewTokenizer(chatDir+"tokenizer.json", 0).Encode(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ids := must.Have(NewTokenizer(chatDir+"tokenizer.json", 0).Encode(text))
 		wanted = append(wanted, ids[1:]) // Encode adds <s>
 	}
 	if !reflect.DeepEqual(runs, wanted) {

@@ -7,25 +7,22 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // A resume finds out which files have changed and how, wherever they are.
 func TestIdentitySaysWhatHasChanged(t *testing.T) {
 	long := strings.Repeat("x", 3*maxEnds)
+	identity := func(dir string, records int) *Identity {
+		source := Source{Paths: []string{filepath.Join(dir, "*.txt")}, Tokenizer: asBytes}
+		return must.Have(Identify([]Source{source}, int64(records)))
+	}
 	make := func(files map[string]string) (string, *Identity) {
 		dir := put(t, files)
-		id, err := Identify([]Source{{Paths: []string{filepath.Join(dir, "*.txt")}, Tokenizer: asBytes}}, int64(len(files)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := json.Marshal(id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Have(json.Marshal(identity(dir, len(files))))
 		kept := &Identity{}
-		if err := json.Unmarshal(text, kept); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(text, kept))
 		return dir, kept
 	}
 	_, was := make(map[string]string{"a.txt": "one", "b.txt": long, "c.txt": "three"})
@@ -47,10 +44,7 @@ func TestIdentitySaysWhatHasChanged(t *testing.T) {
 			[]string{"d.txt is added", "4 files, not 3", "4 records, not 3"}},
 	} {
 		dir, _ := make(c.files)
-		id, err := Identify([]Source{{Paths: []string{filepath.Join(dir, "*.txt")}, Tokenizer: asBytes}}, int64(len(c.files)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		id := identity(dir, len(c.files))
 		got, err := id.Changes(was)
 		if err != nil || len(got) != len(c.want) {
 			t.Errorf("%q, %v, want %q", got, err, c.want)
@@ -81,19 +75,12 @@ func TestIdentitySaysWhatHasChanged(t *testing.T) {
 	if len(was.First) != firstKept || was.Count != int64(len(many)) {
 		t.Errorf("%d of %d files are listed", len(was.First), was.Count)
 	}
-	id, err := Identify([]Source{{Paths: []string{filepath.Join(dir, "*.txt")}, Tokenizer: asBytes}}, was.Records)
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := identity(dir, int(was.Records))
 	if got, err := id.Changes(was); err != nil || len(got) != 0 {
 		t.Errorf("equal files: %q, %v", got, err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, changed), []byte("tex!"), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	if err := id.read(minEnds); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, changed), []byte("tex!"), 0o666))
+	must.Do(t, id.read(minEnds))
 	if got, err := id.Changes(was); err != nil || len(got) != 1 || !strings.Contains(got[0], fmt.Sprint(firstKept)) {
 		t.Errorf("a change after the list: %q, %v", got, err)
 	}

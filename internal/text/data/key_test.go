@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // rules is cacheVersion and the digest of the tokens and labels below. If a change of the rules for records, tokenizers
@@ -58,15 +60,11 @@ func TestCacheVersionFollowsTheRules(t *testing.T) {
 		}
 		fmt.Fprintln(h, name, len(ids), ends, targets)
 		for _, list := range [][]int32{ids, labels} {
-			if err := binary.Write(h, binary.LittleEndian, list); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, binary.Write(h, binary.LittleEndian, list))
 		}
 	}
 	write := func(name, text string) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666))
 	}
 	kinds := []string{}
 	for kind := range ruled {
@@ -119,10 +117,7 @@ func TestTheCacheIsKeyedByContent(t *testing.T) {
 	open := func(what string, encoded bool, want string) {
 		t.Helper()
 		before := passes
-		d, err := Open(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(Open(s))
 		if got := fmt.Sprint(all(t, d)); encoded != (passes > before) || want != "" && got != want {
 			t.Errorf("%s: tokens %s, encoded %t, want %s, %t", what, got, passes > before, want, encoded)
 		}
@@ -163,9 +158,7 @@ func TestTheCacheIsKeyedByContent(t *testing.T) {
 	write("b.jsonl", `{"text":"abe"}`, then)
 	open("settled and replaced", true, "[97 98 101]")
 	list = slices.DeleteFunc(sums(), func(p string) bool { return p == list[0] })
-	if err := os.WriteFile(list[0], []byte(strings.Repeat("0", 2*sumBytes)), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(list[0], []byte(strings.Repeat("0", 2*sumBytes)), 0o666))
 	open("by the digest that is kept", true, "[97 98 101]")
 	s.Tokenizer = NewTokenizer(filepath.Join(dir, "tok/tokenizer.json"), 0)
 	open("another tokenizer", true, "")
@@ -180,32 +173,20 @@ func TestFilesAreHashedWhole(t *testing.T) {
 	seen := map[string]string{}
 	check := func(what string, paths ...string) {
 		t.Helper()
-		h, err := hashFiles(paths)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Have(hashFiles(paths))
 		if other, ok := seen[hexOf(h, 32)]; ok {
 			t.Errorf("%s and %s have one digest", what, other)
 		}
 		seen[hexOf(h, 32)] = what
 	}
-	if err := os.WriteFile(empty, nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(empty, nil, 0o666))
+	f := must.Have(os.Create(path))
 	defer f.Close()
-	if err := f.Truncate(hashPiece + 2); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Truncate(hashPiece+2))
 	check("zeros", path)
 	check("zeros and nothing", path, empty)
 	for _, at := range []int64{0, hashPiece - 1, hashPiece, hashPiece + 1} {
-		if _, err := f.WriteAt([]byte{1}, at); err != nil {
-			t.Fatal(err)
-		}
+		must.Have(f.WriteAt([]byte{1}, at))
 		check(fmt.Sprint("a byte at ", at), path)
 	}
 	if _, err := hashRange(path, hashPiece, 3); err == nil {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -28,10 +29,7 @@ func openTokens(t testing.TB, eos int, tokens ...uint16) *Dataset {
 	// There are two files, so that a sample crosses from one into the other.
 	half := len(tokens) / 2
 	dir := put(t, map[string]string{"a.bin": v1(tokens[:half]...), "b.bin": v1(tokens[half:]...)})
-	d, err := Open(Source{Paths: []string{filepath.Join(dir, "*.bin")}, EOS: eos, Vocab: 1 << 16})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "*.bin")}, EOS: eos, Vocab: 1 << 16}))
 	return d
 }
 
@@ -70,10 +68,7 @@ func TestRanksTogetherLoadTheSample(t *testing.T) {
 		seqLen, size, pack := 1+r.IntN(70), 1+r.IntN(9), r.IntN(2) == 0
 		tokens := random(r, seqLen*(1+r.IntN(4))+1+r.IntN(seqLen), 2+r.IntN(30))
 		eos := 0
-		l, err := New(openTokens(t, eos, tokens...), Plan{SeqLen: seqLen, PackDocuments: pack})
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Have(New(openTokens(t, eos, tokens...), Plan{SeqLen: seqLen, PackDocuments: pack}))
 		if want := int64((len(tokens) - 1) / seqLen); l.Samples() != want {
 			t.Fatalf("%d samples of %d tokens from %d, want %d", l.Samples(), seqLen, len(tokens), want)
 		}
@@ -105,9 +100,7 @@ func gather(t testing.TB, l *Loader, index int64, layout partition.Layout, size 
 		spans := layout.Spans(n, size, rank)
 		m := partition.Count(spans)
 		ids, targets, positions := make([]int32, m), make([]int32, m), make([]int, m)
-		if err := l.Load(index, spans, ids, targets, positions); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.Load(index, spans, ids, targets, positions))
 		for k, p := range partition.Positions(spans) {
 			s.ids[p], s.targets[p], s.positions[p] = ids[k], targets[k], positions[k]
 		}
@@ -119,10 +112,7 @@ func gather(t testing.TB, l *Loader, index int64, layout partition.Layout, size 
 func TestLongSpans(t *testing.T) {
 	const seqLen = 3*scanChunk + 5
 	tokens := random(rand.New(rand.NewPCG(3, 4)), seqLen+1, 50)
-	l, err := New(openTokens(t, 7, tokens...), Plan{SeqLen: seqLen, PackDocuments: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Have(New(openTokens(t, 7, tokens...), Plan{SeqLen: seqLen, PackDocuments: true}))
 	want := expect(tokens, 0, seqLen, 7, true)
 	for _, size := range []int{1, 3} {
 		got := gather(t, l, 0, partition.Striped{}, size)
@@ -133,9 +123,7 @@ func TestLongSpans(t *testing.T) {
 	}
 	stride := scanChunk + 9
 	ids, targets, positions := make([]int32, 3), make([]int32, 3), make([]int, 3)
-	if err := l.Load(0, []partition.Span{{Start: 4, Len: 3, Stride: stride}}, ids, targets, positions); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Load(0, []partition.Span{{Start: 4, Len: 3, Stride: stride}}, ids, targets, positions))
 	for i := range 3 {
 		if p := 4 + i*stride; ids[i] != want.ids[p] || targets[i] != want.targets[p] ||
 			positions[i] != want.positions[p] {
@@ -167,10 +155,7 @@ func (c countingFile) ReadAt(p []byte, off int64) (int, error) {
 func TestARankReadsOnlyItsTokens(t *testing.T) {
 	const seqLen, size = 1000, 4
 	d := openTokens(t, -1, random(rand.New(rand.NewPCG(5, 6)), 2*seqLen+1, 50)...)
-	l, err := New(d, Plan{SeqLen: seqLen})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Have(New(d, Plan{SeqLen: seqLen}))
 	var n atomic.Int64
 	for i, p := range d.parts {
 		d.parts[i].codec = counted{p.codec, &n}
@@ -179,9 +164,7 @@ func TestARankReadsOnlyItsTokens(t *testing.T) {
 		spans := partition.Zigzag{}.Spans(seqLen, size, rank)
 		m := partition.Count(spans)
 		n.Store(0)
-		if err := l.Load(1, spans, make([]int32, m), make([]int32, m), make([]int, m)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.Load(1, spans, make([]int32, m), make([]int32, m), make([]int, m)))
 		if want := int64(2 * (m + len(spans))); n.Load() != want {
 			t.Errorf("rank %d read %d bytes for %d tokens in %d spans, want %d", rank, n.Load(), m, len(spans), want)
 		}
@@ -206,15 +189,9 @@ func TestDocumentsEndWhereTheFilesSay(t *testing.T) {
 		{"*.jsonl", lines, 0, 7, "[4 3]", "[98 99 0 -1 101 0 -1]"},
 	} {
 		t.Run(fmt.Sprint(tc.glob, tc.eos), func(t *testing.T) {
-			d, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes,
-				EOS: tc.eos, Vocab: 256})
-			if err != nil {
-				t.Fatal(err)
-			}
-			l, err := New(d, Plan{SeqLen: tc.seqLen, PackDocuments: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := must.Have(Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes,
+				EOS: tc.eos, Vocab: 256}))
+			l := must.Have(New(d, Plan{SeqLen: tc.seqLen, PackDocuments: true}))
 			got := gather(t, l, 0, partition.Zigzag{}, 3)
 			if fmt.Sprint(l.Docs(0)) != tc.docs || fmt.Sprint(got.targets) != tc.targets {
 				t.Errorf("documents %v, targets %v; want %s, %s", l.Docs(0), got.targets, tc.docs, tc.targets)
@@ -249,14 +226,8 @@ func TestPlansThatCannotBe(t *testing.T) {
 func TestLoadsMayRunConcurrently(t *testing.T) {
 	dir := put(t, map[string]string{"a.jsonl": strings.Repeat("{\"text\":\"some words\"}\n{\"text\":\"and others\"}\n",
 		50)})
-	d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: asBytes, EOS: 0, Vocab: 256})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := New(d, Plan{SeqLen: 32, Shuffle: true, PackDocuments: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: asBytes, EOS: 0, Vocab: 256}))
+	l := must.Have(New(d, Plan{SeqLen: 32, Shuffle: true, PackDocuments: true}))
 	want := all(t, d)
 	var wg sync.WaitGroup
 	for g := range 4 {

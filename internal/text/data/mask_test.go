@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -34,14 +35,8 @@ func TestMasksChooseTargets(t *testing.T) {
 		{`{"input_ids":[1,2,3,4,5],"attention_mask":[1,1,1,1,1],"labels":null,"loss_mask":null,"chosen":null,` +
 			`"target_x":null}`, "[2 3 4 5]"},
 	} {
-		d, err := open1(t, tc.record)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l, err := New(d, Plan{SeqLen: 5, Whole: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(open1(t, tc.record))
+		l := must.Have(New(d, Plan{SeqLen: 5, Whole: true}))
 		if got := fmt.Sprint(gather(t, l, 0, partition.Zigzag{}, 2).targets[:4]); got != tc.targets {
 			t.Errorf("%s: targets %s, want %s", tc.record, got, tc.targets)
 		}
@@ -84,10 +79,7 @@ func TestKeysThatChangeNothingAreListedOnce(t *testing.T) {
 		{`{"input_ids":[1,2],"position_ids":[0,1],"token_type_ids":[0,0]}`,
 			`{"input_ids":[3],"special_tokens_mask":[1],"token_type_ids":[0]}`, `{"text":"x","label":1}`},
 	} {
-		d, err := open1(t, records...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(open1(t, records...))
 		want := []string{"label", "position_ids", "special_tokens_mask", "token_type_ids"}
 		if len(records) == 2 {
 			want = []string{"label", "url"}
@@ -140,20 +132,12 @@ func TestTargetsAreThoseOfAPlainReading(t *testing.T) {
 					}
 				}
 			}
-			text, err := json.Marshal(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Have(json.Marshal(r))
 			lines, ids, want = append(lines, string(text)), append(ids, list[:n]...), append(want, keep[:n]...)
 		}
-		d, err := open1(t, lines...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(open1(t, lines...))
 		got := make([]int32, d.Len())
-		if err := d.readLabels(got, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, d.readLabels(got, 0))
 		if len(ids) > 0 && (!slices.Equal(all(t, d), ids) || !slices.Equal(got, want)) {
 			t.Fatalf("round %d: %s\nlabels %v, want %v", round, strings.Join(lines, "\n"), got, want)
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -20,14 +21,8 @@ func loaders(t testing.TB, samples ...int) (parts []*Loader) {
 			tokens[i] = uint16(k)
 		}
 		dir := put(t, map[string]string{"a.bin": v1(tokens...)})
-		d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.bin")}, EOS: -1, Vocab: 100})
-		if err != nil {
-			t.Fatal(err)
-		}
-		l, err := New(d, Plan{SeqLen: 4, Shuffle: true, Seed: int64(k)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.bin")}, EOS: -1, Vocab: 100}))
+		l := must.Have(New(d, Plan{SeqLen: 4, Shuffle: true, Seed: int64(k)}))
 		parts = append(parts, l)
 	}
 	return parts
@@ -46,10 +41,7 @@ func TestMixturesKeepTheirWeights(t *testing.T) {
 		{[]int{5}, []float64{2}},
 	} {
 		parts := loaders(t, tc.samples...)
-		m, err := Mix(parts, tc.weights, 3)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Have(Mix(parts, tc.weights, 3))
 		total, sum := 0, 0.0
 		for k := range tc.samples {
 			total, sum = total+tc.samples[k], sum+tc.weights[k]
@@ -102,16 +94,11 @@ func TestMixturesKeepTheirWeights(t *testing.T) {
 }
 
 func TestMixturesReadWhatTheyDraw(t *testing.T) {
-	m, err := Mix(loaders(t, 3, 5), []float64{1, 2}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Have(Mix(loaders(t, 3, 5), []float64{1, 2}, 1))
 	spans := partition.Contiguous{}.Spans(4, 1, 0)
 	ids, targets, positions := make([]int32, 4), make([]int32, 4), make([]int, 4)
 	for s := range m.Samples() {
-		if err := m.Load(s, spans, ids, targets, positions); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.Load(s, spans, ids, targets, positions))
 		want := int32(0)
 		if s >= 3 {
 			want = 1
@@ -124,10 +111,7 @@ func TestMixturesReadWhatTheyDraw(t *testing.T) {
 		t.Error("samples without documents are alike")
 	}
 	first := fmt.Sprint(m.Index(0), m.Index(1), m.Index(2), m.Index(3), m.Index(4), m.Index(5))
-	other, err := Mix(loaders(t, 3, 5), []float64{1, 2}, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := must.Have(Mix(loaders(t, 3, 5), []float64{1, 2}, 2))
 	if fmt.Sprint(other.Index(0), other.Index(1), other.Index(2), other.Index(3), other.Index(4),
 		other.Index(5)) == first {
 		t.Error("another seed draws the same")
@@ -151,10 +135,7 @@ func TestWeightsAreSharesOfTokens(t *testing.T) {
 		lens[i] = 1 + i%text.plan.SeqLen
 	}
 	whole := packed(t, Plan{SeqLen: text.plan.SeqLen}, lens...)
-	m, err := Mix([]*Loader{text, whole}, []float64{1, 3}, 5)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Have(Mix([]*Loader{text, whole}, []float64{1, 3}, 5))
 	var tokens [2]float64
 	for n := range int64(20_000) {
 		s := m.Index(n)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -162,21 +163,12 @@ func packed(t *testing.T, p Plan, lens ...int) *Loader {
 		for i := range mask {
 			mask[i] = min(1, i%3)
 		}
-		line, err := json.Marshal(map[string]any{"input_ids": ids, "loss_mask": mask})
-		if err != nil {
-			t.Fatal(err)
-		}
+		line := must.Have(json.Marshal(map[string]any{"input_ids": ids, "loss_mask": mask}))
 		lines = append(lines, string(line))
 	}
-	d, err := open1(t, lines...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(open1(t, lines...))
 	p.Whole = true
-	l, err := New(d, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Have(New(d, p))
 	return l
 }
 

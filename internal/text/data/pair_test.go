@@ -7,15 +7,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // entries lists the names in a directory.
 func entries(t testing.TB, dir string) (names []string) {
 	t.Helper()
-	list, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Have(os.ReadDir(dir))
 	for _, e := range list {
 		names = append(names, e.Name())
 	}
@@ -26,30 +25,20 @@ func TestPairsReadAsTheyWereWritten(t *testing.T) {
 	docs := [][]int32{{1, 2, 3}, {}, {4}, {65499, 0}}
 	for _, vocab := range []int{65499, 65500, 70000} {
 		dir := t.TempDir()
-		p, err := NewPair(filepath.Join(dir, "out.bin"), vocab)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Have(NewPair(filepath.Join(dir, "out.bin"), vocab))
 		var want []int32
 		for _, d := range docs {
-			if err := p.Add(d); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, p.Add(d))
 			want = append(want, d...)
 		}
 		if n, tokens := p.Counts(); n != 4 || tokens != 6 {
 			t.Errorf("%d documents, %d tokens", n, tokens)
 		}
-		if err := p.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, p.Close())
 		if got := entries(t, dir); !slices.Equal(got, []string{"out.bin", "out.idx"}) {
 			t.Errorf("left are %v", got)
 		}
-		d, err := Open(Source{Paths: []string{filepath.Join(dir, "out.bin")}, EOS: -1, Vocab: 70000})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "out.bin")}, EOS: -1, Vocab: 70000}))
 		if got := all(t, d); !slices.Equal(got, want) {
 			t.Errorf("vocabulary %d: %v, want %v", vocab, got, want)
 		}
@@ -70,9 +59,7 @@ func TestPairsLeaveNothingBehind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Add([]int32{1}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Add([]int32{1}))
 	p.Remove()
 	if got := entries(t, dir); len(got) > 0 {
 		t.Errorf("left are %v", got)
@@ -81,9 +68,7 @@ func TestPairsLeaveNothingBehind(t *testing.T) {
 	if p, err = NewPair(filepath.Join(dir, "out"), 10); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "out.bin", "x"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "out.bin", "x"), 0o777))
 	if err := p.Close(); err == nil {
 		t.Error("a directory was replaced")
 	}

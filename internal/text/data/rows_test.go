@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // rowsVocab bounds the ids of testdata/rows, which make.py writes.
@@ -25,10 +27,7 @@ func TestRowsEqualLines(t *testing.T) {
 		"fixed.parquet": "fixed", "fixed.arrow": "fixed", "both.parquet": "both",
 		"many.parquet": "many", "many.arrow": "many",
 	} {
-		want, err := openRows(t, filepath.Join("testdata/rows", lines+".jsonl"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Have(openRows(t, filepath.Join("testdata/rows", lines+".jsonl")))
 		if got, err := openRows(t, filepath.Join("testdata/rows", path)); err != nil || got != want {
 			t.Errorf("%s: %s, %v, want %s", path, got, err, want)
 		}
@@ -65,23 +64,13 @@ func TestWrongRowsAreExplained(t *testing.T) {
 
 // eachDamage calls try with every byte of a file changed, then with every beginning of it.
 func eachDamage(t *testing.T, from string, try func(what, path string, cut bool)) {
-	whole, err := os.ReadFile(from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole := must.Have(os.ReadFile(from))
 	path := filepath.Join(t.TempDir(), filepath.Base(from))
-	if err := os.WriteFile(path, whole, 0o666); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, whole, 0o666))
+	f := must.Have(os.OpenFile(path, os.O_WRONLY, 0))
 	defer f.Close()
 	write := func(b byte, at int) {
-		if _, err := f.WriteAt([]byte{b}, int64(at)); err != nil {
-			t.Fatal(err)
-		}
+		must.Have(f.WriteAt([]byte{b}, int64(at)))
 	}
 	for n, b := range whole {
 		write(b^0xff, n)
@@ -89,9 +78,7 @@ func eachDamage(t *testing.T, from string, try func(what, path string, cut bool)
 		write(b, n)
 	}
 	for n := len(whole) - 1; n >= 0; n-- {
-		if err := f.Truncate(int64(n)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.Truncate(int64(n)))
 		try(fmt.Sprintf("%d bytes of %s", n, from), path, true)
 	}
 }
@@ -108,10 +95,7 @@ func TestDamagedRowsAreErrors(t *testing.T) {
 }
 
 func TestNothingFollowsAStream(t *testing.T) {
-	stream, err := os.ReadFile("testdata/rows/fixed.arrow")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := must.Have(os.ReadFile("testdata/rows/fixed.arrow"))
 	for content, want := range map[string]string{
 		string(stream) + string(stream): fmt.Sprintf("the stream ends at byte %d of %d", len(stream), 2*len(stream)),
 		"ARROW1\x00\x00":                "this is Arrow's file format (Feather)",
@@ -125,10 +109,7 @@ func TestNothingFollowsAStream(t *testing.T) {
 }
 
 func TestDatasetDirectories(t *testing.T) {
-	stream, err := os.ReadFile("testdata/rows/fixed.arrow")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := must.Have(os.ReadFile("testdata/rows/fixed.arrow"))
 	for _, tc := range []struct {
 		files map[string]string
 		want  string
@@ -166,17 +147,12 @@ func fuzzRows(f *testing.F, ext string) {
 		f.Fatal(err)
 	}
 	for _, path := range paths {
-		content, err := os.ReadFile(path)
-		if err != nil {
-			f.Fatal(err)
-		}
+		content := must.Have(os.ReadFile(path))
 		f.Add(content)
 	}
 	path := filepath.Join(f.TempDir(), "a"+ext)
 	f.Fuzz(func(t *testing.T, content []byte) {
-		if err := os.WriteFile(path, content, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, content, 0o666))
 		_, _ = openRows(t, path)
 	})
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // put writes files into a new directory.
@@ -19,10 +21,8 @@ func put(t testing.TB, files map[string]string) string {
 	dir := t.TempDir()
 	for name, content := range files {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
-			os.WriteFile(path, []byte(content), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
+			os.WriteFile(path, []byte(content), 0o600)))
 	}
 	return dir
 }
@@ -74,14 +74,10 @@ func idx(code byte, width int64, lengths ...int32) string {
 // all reads a whole dataset, and once more in parts.
 func all(t testing.TB, d *Dataset) []int32 {
 	tokens := make([]int32, d.Len())
-	if err := d.ReadTokens(tokens, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.ReadTokens(tokens, 0))
 	part := make([]int32, min(3, d.Len()))
 	for at := int64(0); at+int64(len(part)) <= d.Len() && at < 100; at++ {
-		if err := d.ReadTokens(part, at); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, d.ReadTokens(part, at))
 		if !slices.Equal(part, tokens[at:at+int64(len(part))]) {
 			t.Fatalf("tokens from %d: %v, in one read %v", at, part, tokens[at:at+int64(len(part))])
 		}
@@ -126,11 +122,8 @@ func TestFormatsByteByByte(t *testing.T) {
 		{"a name with brackets", map[string]string{"a[1].txt": "x"}, "a[1].txt", -1, 256, []int32{'x'}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes,
-				EOS: tc.eos, Vocab: tc.vocab})
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := must.Have(Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes,
+				EOS: tc.eos, Vocab: tc.vocab}))
 			if got := all(t, d); !slices.Equal(got, tc.want) {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
@@ -295,22 +288,15 @@ func TestNegativeTokensAreFound(t *testing.T) {
 func TestFilesThatChangeAreErrors(t *testing.T) {
 	dir := put(t, map[string]string{"a.txt": "hello"})
 	open := func(name string) *Dataset {
-		d, err := Open(Source{Paths: []string{filepath.Join(dir, name)}, Tokenizer: asBytes, EOS: -1, Vocab: 256})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, name)}, Tokenizer: asBytes, EOS: -1, Vocab: 256}))
 		return d
 	}
 	text := open("a.txt")
-	if err := os.WriteFile(filepath.Join(dir, "a.txt"), []byte("he"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "a.txt"), []byte("he"), 0o600))
 	if _, err := text.Check(true); err == nil || !strings.Contains(err.Error(), "has become shorter") {
 		t.Errorf("text: %v", err)
 	}
-	if err := os.Remove(filepath.Join(dir, "a.txt")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, "a.txt")))
 	if _, err := text.Check(true); err == nil || !strings.Contains(err.Error(), "a.txt: no such file") {
 		t.Errorf("removed: %v", err)
 	}
@@ -340,9 +326,7 @@ func FuzzBin(f *testing.F) {
 			t.Fatalf("%+v of %d bytes", tf, len(bin))
 		}
 		tokens := make([]int32, c.tokens())
-		if err := c.read(bytes.NewReader(bin), tokens, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.read(bytes.NewReader(bin), tokens, 0))
 		for i, id := range tokens {
 			raw := make([]byte, 8)
 			copy(raw, bin[tf.header+int64(i)*tf.width:][:tf.width])
@@ -365,9 +349,7 @@ func FuzzJSONL(f *testing.F) {
 			eos = 256
 		}
 		path := filepath.Join(t.TempDir(), "a.jsonl")
-		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(file), 0o600))
 		d, err := Open(Source{Paths: []string{path}, Tokenizer: asBytes, EOS: eos, Vocab: 257})
 		if err != nil || strings.Contains(file, keyIDs) {
 			return
@@ -391,9 +373,7 @@ func FuzzJSONL(f *testing.F) {
 			}
 		}
 		got := make([]int32, d.Len())
-		if err := d.ReadTokens(got, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, d.ReadTokens(got, 0))
 		// The struct of this test takes keys of other case too; the index must not.
 		if !slices.Equal(got, want) && !strings.Contains(strings.ToLower(file), "\\u") &&
 			strings.Count(strings.ToLower(file), "text") == strings.Count(file, "text") {

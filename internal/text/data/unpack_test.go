@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 func gz(text string) string {
@@ -37,9 +39,7 @@ func opened(t testing.TB, path string, tok *Tokenizer, eos, vocab int) (string, 
 		return "", err
 	}
 	labels := make([]int32, d.Len())
-	if err := d.readLabels(labels, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.readLabels(labels, 0))
 	docs, _, err := d.documents()
 	return fmt.Sprint(all(t, d), labels, docs), err
 }
@@ -87,15 +87,10 @@ func TestDamagedCompressedFilesAreErrors(t *testing.T) {
 		for _, name := range []string{"a.jsonl", "a.txt"} {
 			path := filepath.Join(t.TempDir(), name+ext)
 			write := func(content string) (string, error) {
-				if err := os.WriteFile(path, []byte(content), 0o666); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(path, []byte(content), 0o666))
 				return opened(t, path, NewTokenizer(Bytes, 0), 256, 257)
 			}
-			want, err := write(whole)
-			if err != nil {
-				t.Fatal(err)
-			}
+			want := must.Have(write(whole))
 			for n := range len(whole) {
 				if got, err := write(whole[:n]); err == nil || !strings.Contains(err.Error(), "cut short") ||
 					strings.Count(err.Error(), path) != 1 {
@@ -146,9 +141,7 @@ func TestProgressCountsTheBytesOfFiles(t *testing.T) {
 	for _, path := range paths {
 		var notes []int64
 		e := Encoding{Tokenizer: NewTokenizer(Bytes, 0), EOS: -1, Read: func(n int64) { notes = append(notes, n) }}
-		if err := e.Each(context.Background(), []string{path}, func(int, Document) error { return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, e.Each(context.Background(), []string{path}, func(int, Document) error { return nil }))
 		sum := int64(0)
 		for _, n := range notes {
 			sum += n
@@ -173,9 +166,7 @@ func FuzzUnpack(f *testing.F) {
 		if len(content) > 1<<12 { // they may unpack to 4 MiB
 			return
 		}
-		if err := os.WriteFile(path, content, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, content, 0o666))
 		if got, err := opened(t, path, NewTokenizer(Bytes, 0), 256, 257); err == nil && got == "" {
 			t.Fatal("neither tokens nor an error")
 		}

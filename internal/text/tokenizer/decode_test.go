@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // decoded holds the output of scripts/oracle/tokenizer_decode.py, by kind.
@@ -19,14 +21,9 @@ type decoded struct {
 
 func decoders(t testing.TB) map[string]decoded {
 	t.Helper()
-	raw, err := os.ReadFile("testdata/decoders.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Have(os.ReadFile("testdata/decoders.json"))
 	var all map[string]decoded
-	if err := json.Unmarshal(raw, &all); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(raw, &all))
 	return all
 }
 
@@ -34,14 +31,9 @@ func decoders(t testing.TB) map[string]decoded {
 func decoding(t testing.TB, raw, decoder json.RawMessage) *Tokenizer {
 	t.Helper()
 	var f map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &f); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(raw, &f))
 	f["decoder"] = decoder
-	whole, err := json.Marshal(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole := must.Have(json.Marshal(f))
 	return parse(t, whole)
 }
 
@@ -63,10 +55,7 @@ func TestTextsAreThoseOfTheLibrary(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			tok := decoding(t, all[kind].Tokenizer, o.Decoder)
 			for _, c := range o.Cases {
-				d, err := tok.NewDecoder()
-				if err != nil {
-					t.Fatal(err)
-				}
+				d := must.Have(tok.NewDecoder())
 				text, parts := decode(t, d, c.IDs)
 				if text != c.Text {
 					t.Errorf("%v: %q, the library has %q", c.IDs, text, c.Text)
@@ -125,10 +114,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	vocab := map[string]int{"a": 0, "b": 1, "ab": 2, "▁a": 3, "<0xE2>": 4, "<0x82>": 5, "<0xAC>": 6, "b</w>": 7,
 		"##a": 8, "Ġ": 9, "â": 10, "": 11, "<0xZZ>": 12}
-	model, err := json.Marshal(vocab)
-	if err != nil {
-		f.Fatal(err)
-	}
+	model := must.Have(json.Marshal(vocab))
 	f.Fuzz(func(t *testing.T, decoder, ids []byte) {
 		if !json.Valid(decoder) {
 			return

@@ -5,27 +5,21 @@ import (
 	"os"
 	"slices"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // The Python library has the offsets of all tokens (scripts/oracle/chat.py).
 func TestMarksEqualOffsets(t *testing.T) {
-	raw, err := os.ReadFile("testdata/marks.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Have(os.ReadFile("testdata/marks.json"))
 	var file struct {
 		Text  string
 		Marks map[string][][2]int
 	}
-	if err := json.Unmarshal(raw, &file); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(raw, &file))
 	tokenizers := oracles(t)
 	for name, want := range file.Marks {
-		tok, err := Parse(tokenizers[name].Tokenizer)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tok := must.Have(Parse(tokenizers[name].Tokenizer))
 		marks := make([]Mark, 0, len(want))
 		for at := range file.Text {
 			marks = append(marks, Mark{At: at})
@@ -47,10 +41,7 @@ func TestMarksEqualOffsets(t *testing.T) {
 }
 
 func TestMarksOfEdges(t *testing.T) {
-	tok, err := Parse(oracles(t)["llama3"].Tokenizer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tok := must.Have(Parse(oracles(t)["llama3"].Tokenizer))
 	marks := []Mark{{At: 0}, {At: 0}}
 	if ids, err := tok.NewEncoder().AppendMarked(nil, "", marks); err != nil || len(ids) != 0 || marks[1] != (Mark{}) {
 		t.Error(ids, marks, err)

@@ -6,17 +6,16 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // found returns the matches of a pattern, in the form of Go's regexp.
 func found(t testing.TB, pattern, text string) (out [][]int) {
 	t.Helper()
-	p, err := compile(pattern)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Have(compile(pattern))
 	prev := 0
-	err = new(matcher).each(p, text, func(from, to int, match bool) error {
+	must.Do(t, new(matcher).each(p, text, func(from, to int, match bool) error {
 		if from != prev && from != to {
 			t.Fatalf("%q: a stretch from %d, after one that ended at %d", pattern, from, prev)
 		}
@@ -25,10 +24,7 @@ func found(t testing.TB, pattern, text string) (out [][]int) {
 			out = append(out, []int{from, to})
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if prev != len(text) {
 		t.Fatalf("%q: the stretches end at %d of %d", pattern, prev, len(text))
 	}

@@ -7,14 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // scripts/oracle/tokenizer_config.py makes the cases.
 func TestFilesBesideTheTokenizer(t *testing.T) {
-	raw, err := os.ReadFile("testdata/config.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Have(os.ReadFile("testdata/config.json"))
 	var o struct {
 		Tokenizer json.RawMessage
 		Texts     []string
@@ -41,10 +40,7 @@ func TestFilesBesideTheTokenizer(t *testing.T) {
 			if !slices.Equal(got, c.IDs[i]) {
 				t.Errorf("%s: %q: %v, want %v", c.Name, text, got, c.IDs[i])
 			}
-			d, err := tok.NewDecoder()
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := must.Have(tok.NewDecoder())
 			var out []byte
 			for _, id := range got {
 				out = d.Append(out, id)
@@ -68,13 +64,9 @@ func beside(t *testing.T, files map[string]json.RawMessage, tokenizer []byte) st
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "tokenizer.json")
 	for name, raw := range files {
-		if err := os.WriteFile(filepath.Join(filepath.Dir(path), name), raw, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(filepath.Dir(path), name), raw, 0o666))
 	}
-	if err := os.WriteFile(path, tokenizer, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, tokenizer, 0o666))
 	return path
 }
 

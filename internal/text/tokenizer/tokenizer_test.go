@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // An oracle is a tokenizer with texts and their ids by the Python library, written by scripts/oracle/tokenizer_ids.py
@@ -32,18 +34,10 @@ func oracles(t testing.TB) map[string]oracle {
 	}
 	all := map[string]oracle{}
 	for _, path := range paths {
-		f, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		z, err := gzip.NewReader(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Have(os.Open(path))
+		z := must.Have(gzip.NewReader(f))
 		var o oracle
-		if err := json.NewDecoder(z).Decode(&o); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.NewDecoder(z).Decode(&o))
 		f.Close()
 		all[strings.TrimSuffix(filepath.Base(path), ".json.gz")] = o
 	}
@@ -53,10 +47,7 @@ func oracles(t testing.TB) map[string]oracle {
 // parse reads a valid tokenizer.
 func parse(t testing.TB, raw []byte) *Tokenizer {
 	t.Helper()
-	tok, err := Parse(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tok := must.Have(Parse(raw))
 	return tok
 }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/cuda/dnn"
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -101,10 +102,7 @@ func checkCut(t *testing.T, tile partition.Tile, m, n int) {
 }
 
 func TestRingTilesAreOnePiece(t *testing.T) {
-	mask, err := partition.NewMask(true, -1, 4096, 4096, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mask := must.Have(partition.NewMask(true, -1, 4096, 4096, nil))
 	for _, layout := range []partition.Layout{partition.Zigzag{}, partition.Contiguous{}} {
 		s := partition.Shape{SeqQ: 4096, SeqKV: 4096, Size: 4, Layout: layout, Mask: mask}
 		for rank := range 4 {

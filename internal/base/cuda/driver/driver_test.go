@@ -16,6 +16,7 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/cprun/cprun/internal/base/cuda/driver"
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // TestMain runs the binary again with a fake libcuda.so.1 ahead of any installed one. If the binary reaches TestMain,
@@ -101,10 +102,7 @@ func made(t *testing.T, written string, names ...string) string {
 // names returns the functions of a list in the header.
 func names(t *testing.T, list string) []string {
 	t.Helper()
-	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	here := must.Have(os.Getwd())
 	args := append(strings.Fields(os.Getenv("CGO_CFLAGS")), "-E", "-P", "-x", "c", "-")
 	expand := exec.Command("cc", args...)
 	expand.Stdin = strings.NewReader(
@@ -142,9 +140,7 @@ const version = "CUresult cuDriverGetVersion(int *v) { *v = 11040; return 0; }\n
 
 func TestNoDriver(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "libcuda.so.1"), []byte("no library"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "libcuda.so.1"), []byte("no library"), 0o644))
 	out := with(t, dir)
 	contains(
 		t,

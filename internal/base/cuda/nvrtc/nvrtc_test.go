@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 // local is the folder of scripts/cuda-sdk.
@@ -79,10 +81,7 @@ func TestErrorsCarryTheLog(t *testing.T) {
 
 func compile(t *testing.T, c *Cache, opts ...string) []byte {
 	t.Helper()
-	cubin, err := c.Compile("scale.cu", []byte(kernel), headers, append(options("sm_90a"), opts...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	cubin := must.Have(c.Compile("scale.cu", []byte(kernel), headers, append(options("sm_90a"), opts...)))
 	return cubin
 }
 
@@ -110,17 +109,12 @@ func TestCacheDistrustsDamage(t *testing.T) {
 		dir,
 		Key(compiler.Version(), "scale.cu", []byte(kernel), headers, options("sm_90a"))+".cubin",
 	)
-	whole, err := os.ReadFile(entry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole := must.Have(os.ReadFile(entry))
 	flipped := bytes.Clone(whole)
 	flipped[len(flipped)/2] ^= 1
 	for name, data := range map[string][]byte{"empty": nil, "cut": whole[:len(whole)-1], "flipped": flipped,
 		"header only": whole[:len(magic)+3]} {
-		if err := os.WriteFile(entry, data, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(entry, data, 0o644))
 		c := &Cache{Compiler: compiler, Dir: dir}
 		if got := compile(t, c); !bytes.Equal(got, want) || c.Compiled() != 1 {
 			t.Errorf("%s entry: compiled %d programs, the right cubin: %t", name, c.Compiled(), bytes.Equal(got, want))
@@ -143,9 +137,7 @@ func TestCacheIsShared(t *testing.T) {
 	n := 0
 	for i := range all {
 		n += all[i].Compiled()
-		if err := all[i].Fault(); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, all[i].Fault())
 	}
 	if n != 1 {
 		t.Errorf("%d users of one folder compiled one program %d times", len(all), n)
@@ -154,9 +146,7 @@ func TestCacheIsShared(t *testing.T) {
 
 func TestCacheWorksWithoutItsFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, nil, 0o644))
 	c := &Cache{Compiler: open(t), Dir: filepath.Join(file, "below")}
 	compile(t, c)
 	if c.Fault() == nil || c.Compiled() != 1 {
