@@ -33,10 +33,7 @@ func tensorsOf(shapes map[string][]int64) (string, int64) {
 			n *= d
 		}
 		list, _ := json.Marshal(shapes[name]) // a list of integers
-		parts = append(
-			parts,
-			fmt.Sprintf(`"%s":{"dtype":"F32","shape":%s,"data_offsets":[%d,%d]}`, name, list, at, at+n),
-		)
+		parts = append(parts, fmt.Sprintf(`"%s":{"dtype":"F32","shape":%s,"data_offsets":[%d,%d]}`, name, list, at, at+n))
 		at += n
 	}
 	return "{" + strings.Join(parts, ",") + "}", at
@@ -44,35 +41,23 @@ func tensorsOf(shapes map[string][]int64) (string, int64) {
 
 // cases returns the inputs of cprun attention.
 func cases() (all []input) {
-	run := func(p *sandbox) []string {
-		return []string{"attention", "--nproc", "2", "--in", "case.safetensors", "--out", "out.safetensors"}
-	}
-	add := func(name string, says []string, make func(p *sandbox)) {
+	const path = "case.safetensors"
+	add := func(name string, says []string, make func(p *sandbox)) *input {
 		all = append(all, input{kind: "attention", name: name, says: says, make: func(p *sandbox) []string {
 			make(p)
-			return run(p)
+			return []string{"attention", "--nproc", "2", "--in", path, "--out", "out.safetensors"}
 		}})
+		return &all[len(all)-1]
 	}
+	bad := []string{path}
 	for name, h := range headers() {
-		add(
-			"header "+name,
-			[]string{"case.safetensors"},
-			func(p *sandbox) { p.raw("case.safetensors", h.text(), h.data) },
-		)
+		add("header "+name, bad, func(p *sandbox) { p.raw(path, h.text(), h.data) })
 	}
 	for name, n := range lengths {
-		add(
-			"length "+name,
-			[]string{"case.safetensors"},
-			func(p *sandbox) { p.write("case.safetensors", binary.LittleEndian.AppendUint64(nil, n)) },
-		)
+		add("length "+name, bad, func(p *sandbox) { p.write(path, binary.LittleEndian.AppendUint64(nil, n)) })
 	}
 	for _, kind := range unreadable {
-		add(
-			"a "+kind,
-			[]string{"case.safetensors"},
-			func(p *sandbox) { p.must(irregular[kind](p, p.path("case.safetensors"))) },
-		)
+		add("a "+kind, bad, func(p *sandbox) { p.must(irregular[kind](p, p.path(path))) })
 	}
 	for name, meta := range map[string]map[string]string{
 		"documents overflow": {"docs": "[9223372036854775807,9223372036854775807,10]"},
@@ -115,19 +100,14 @@ func cases() (all []input) {
 		"window of three sides":    {"window": "1,2,3"},
 		"a window below -1":        {"window": "3,-2"},
 	} {
-		add(
-			"metadata "+name,
-			[]string{"case.safetensors"},
-			func(p *sandbox) { p.raw("case.safetensors", quarter(meta), 512) },
-		)
+		add("metadata "+name, bad, func(p *sandbox) { p.raw(path, quarter(meta), 512) })
 	}
 	for name, meta := range map[string]map[string]string{
 		"least window": {"window": "-9223372036854775808"}, "large window": {"window": "1099511627776", "causal": "true"},
 		"empty documents": {"docs": "[0,8,0]"}, "slices": {"slices": `[[0,8,0,8,"full"],[2,5,1,8,"bi_causal"]]`},
 		"each a document": {"docs": "[1,1,1,1,1,1,1,1]", "causal": "true"},
 	} {
-		add("good metadata "+name, nil, func(p *sandbox) { p.raw("case.safetensors", quarter(meta), 512) })
-		all[len(all)-1].good = true
+		add("good metadata "+name, nil, func(p *sandbox) { p.raw(path, quarter(meta), 512) }).good = true
 	}
 	for name, shapes := range map[string]map[string][]int64{
 		"a terabyte":        {"q": {1, 1 << 30, 8, 32}, "k": {1, 1 << 30, 8, 32}, "v": {1, 1 << 30, 8, 32}},
@@ -142,34 +122,21 @@ func cases() (all []input) {
 		"twice":             {"qkv": {1, 8, 3, 2, 4}, "q": {1, 8, 2, 4}},
 	} {
 		header, n := tensorsOf(shapes)
-		add("shapes "+name, []string{"case.safetensors"}, func(p *sandbox) { p.raw("case.safetensors", header, n) })
+		add("shapes "+name, bad, func(p *sandbox) { p.raw(path, header, n) })
+	}
+	result := func(name string, says []string, make func(p *sandbox, out string) error) *input {
+		return add("the result is "+name, says, func(p *sandbox) {
+			p.raw(path, quarter(map[string]string{}), 512)
+			p.must(make(p, p.path("out.safetensors")))
+		})
 	}
 	for _, kind := range []string{"pipe", "folder", "zero", "socket"} {
-		add("the result is a "+kind, []string{"out.safetensors"}, func(p *sandbox) {
-			p.raw("case.safetensors", quarter(map[string]string{}), 512)
-			p.must(irregular[kind](p, p.path("out.safetensors")))
-		})
+		result("a "+kind, []string{"out.safetensors"}, irregular[kind])
 	}
 	for _, kind := range []string{"link", "target", "hard", "gone", "loop"} { // the link is replaced, not its target
-		add("the result is a "+kind, nil, func(p *sandbox) {
-			p.raw("case.safetensors", quarter(map[string]string{}), 512)
-			p.must(irregular[kind](p, p.path("out.safetensors")))
-		})
-		all[len(all)-1].good = true
+		result("a "+kind, nil, irregular[kind]).good = true
 	}
-	all = append(
-		all,
-		input{
-			kind: "attention",
-			name: "the result is the case",
-			says: []string{"also --in"},
-			make: func(p *sandbox) []string {
-				p.raw("case.safetensors", quarter(map[string]string{}), 512)
-				p.must(os.Link(p.path("case.safetensors"), p.path("out.safetensors")))
-				return run(p)
-			},
-		},
-	)
+	result("the case", []string{"also --in"}, func(p *sandbox, out string) error { return os.Link(p.path(path), out) })
 	sortInputs(all)
 	return all
 }

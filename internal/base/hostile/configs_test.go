@@ -110,39 +110,22 @@ func configs() (all []input) {
 		"directives":   bytes.Repeat([]byte("%YAML 1.1\n"), 90_000),
 		"long layers":  []byte("model: {layer_types: [" + strings.Repeat("x, ", 300_000) + "]}\n"),
 	}
+	add := func(name, says string, make func(p *sandbox) []string) {
+		all = append(all, input{kind: "config", name: name, says: []string{says}, make: make})
+	}
 	for name, text := range texts {
-		for _, command := range []string{"plan", "train", "scale"} {
-			all = append(
-				all,
-				input{
-					kind: "config",
-					name: command + " " + name,
-					says: []string{"train.yaml"},
-					make: func(p *sandbox) []string {
-						path := p.write("train.yaml", text)
-						if command != "train" {
-							return []string{command, path}
-						}
-						return []string{"--run-dir", "run", path}
-					},
-				},
-			)
+		for _, command := range [][]string{{"plan"}, {"--run-dir", "run"}, {"scale"}} {
+			add(command[0]+" "+name, "train.yaml", func(p *sandbox) []string {
+				return append(command, p.write("train.yaml", text))
+			})
 		}
 	}
 	for _, kind := range unreadable {
 		for _, command := range [][]string{{"plan"}, {"--run-dir", "run"}, {"bench", "train"}, {"scale"}} {
-			all = append(
-				all,
-				input{
-					kind: "config",
-					name: command[0] + " of a " + kind,
-					says: []string{"bad.yaml"},
-					make: func(p *sandbox) []string {
-						p.must(irregular[kind](p, p.path("bad.yaml")))
-						return append(command, "bad.yaml")
-					},
-				},
-			)
+			add(command[0]+" of a "+kind, "bad.yaml", func(p *sandbox) []string {
+				p.must(irregular[kind](p, p.path("bad.yaml")))
+				return append(command, "bad.yaml")
+			})
 		}
 	}
 	for name, text := range experiments() {
@@ -150,13 +133,10 @@ func configs() (all []input) {
 		if name == "device" {
 			says = "/dev/zero"
 		}
-		all = append(
-			all,
-			input{kind: "config", name: "experiment with " + name, says: []string{says}, make: func(p *sandbox) []string {
-				p.small()
-				return []string{"scale", p.write("grid.yaml", []byte(text))}
-			}},
-		)
+		add("experiment with "+name, says, func(p *sandbox) []string {
+			p.small()
+			return []string{"scale", p.write("grid.yaml", []byte(text))}
+		})
 	}
 	sortInputs(all)
 	return all
@@ -165,24 +145,15 @@ func configs() (all []input) {
 // experiments returns hostile texts of an experiment with a valid config.
 func experiments() map[string]string {
 	return map[string]string{
-		"many cells": "base: train.yaml\ngrid:\n" + numbered(
-			"  model.m%d: [1, 2]\n",
-			10,
-		) + "  data.seq_len: [" + numbered(
-			"%d, ",
-			20_000,
-		) + "1]\n",
+		"many cells": "base: train.yaml\ngrid:\n" + numbered("  model.m%d: [1, 2]\n", 10) +
+			"  data.seq_len: [" + numbered("%d, ", 20_000) + "1]\n",
 		"many axes": "base: train.yaml\ngrid:\n" + numbered("  k%d: [1]\n", 50_000),
-		"many values": "base: train.yaml\ngrid: {parallel.algorithm: [" + strings.Repeat(
-			"rign, ",
-			100_000,
-		) + "x]}\n",
+		"many values": "base: train.yaml\ngrid: {parallel.algorithm: [" +
+			strings.Repeat("rign, ", 100_000) + "x]}\n",
 		"many settings":   "base: train.yaml\nset:\n" + numbered("  k%d: 1\n", 50_000) + "grid: {nproc: [1]}\n",
 		"deep conditions": "base: train.yaml\ngrid: {nproc: [1]}\nskip: ['" + strings.Repeat("(", 400_000) + "']\n",
-		"many conditions": "base: train.yaml\ngrid: {nproc: [1]}\nskip: [" + strings.Repeat(
-			"'nproc == ', ",
-			50_000,
-		) + "'']\n",
+		"many conditions": "base: train.yaml\ngrid: {nproc: [1]}\nskip: [" +
+			strings.Repeat("'nproc == ', ", 50_000) + "'']\n",
 		"escape":        "base: \"\\e[2J\"\ngrid: {nproc: [\"\\e[31m\"], \"\\e[2Jx\": [1]}\nskip: [\"\\e[2J == '\\u202e\"]\n",
 		"break":         "base: \"x\\nFORGED done\"\ngrid: {\"x\\nFORGED done\": [1]}\n",
 		"itself":        "base: grid.yaml\ngrid: {nproc: [1]}\n",

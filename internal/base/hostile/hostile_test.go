@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 	"unicode"
+
+	"github.com/cprun/cprun/internal/base/must"
 )
 
 var (
@@ -50,14 +52,8 @@ func built(run func() int) int {
 	if err == nil {
 		defer os.RemoveAll(dir)
 		program = filepath.Join(dir, "cprun")
-		build := exec.Command(
-			"go",
-			"build",
-			"-ldflags=-s -w",
-			"-o",
-			program,
-			"../../../cmd/cprun",
-		) // no debug tables, which take long to link
+		// No debug tables, which take long to link.
+		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, "../../../cmd/cprun")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		var out []byte
 		if out, err = build.CombinedOutput(); err != nil {
@@ -101,12 +97,8 @@ func (p *sandbox) path(name string) string { return filepath.Join(p.dir, name) }
 // write writes a file in the directory and returns its path.
 func (p *sandbox) write(name string, data []byte) string {
 	path := p.path(name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		p.t.Fatal(err)
-	}
-	if err := os.WriteFile(path, data, 0o644); err != nil {
-		p.t.Fatal(err)
-	}
+	p.must(os.MkdirAll(filepath.Dir(path), 0o755))
+	p.must(os.WriteFile(path, data, 0o644))
 	return path
 }
 
@@ -118,11 +110,10 @@ func (p *sandbox) must(err error) {
 	}
 }
 
-// snapshot returns the mode and content of all files in a directory, by name.
-func snapshot(t *testing.T, dir string) map[string]string {
+// walk calls f with each entry of a directory.
+func walk(t *testing.T, dir string, f func(path string, info fs.FileInfo) error) {
 	t.Helper()
-	all := map[string]string{}
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -130,20 +121,22 @@ func snapshot(t *testing.T, dir string) map[string]string {
 		if err != nil {
 			return err
 		}
-		text := info.Mode().String()
+		return f(path, info)
+	}))
+}
+
+// snapshot returns the mode and content of all files in a directory, by name.
+func snapshot(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	walk(t, dir, func(path string, info fs.FileInfo) (err error) {
+		var data []byte
 		if info.Mode().IsRegular() {
-			data, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			text += string(data)
+			data, err = os.ReadFile(path)
 		}
-		all[strings.TrimPrefix(path, dir)] = text
-		return nil
+		all[strings.TrimPrefix(path, dir)] = info.Mode().String() + string(data)
+		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return all
 }
 
@@ -181,13 +174,8 @@ func TestHostile(t *testing.T) {
 		total += n
 		told = append(told, fmt.Sprintf("%s %d", kind, n))
 	}
-	t.Logf(
-		"%d inputs (%s): at most %d MiB and %.2f s",
-		total,
-		strings.Join(told, ", "),
-		most.Resident>>20,
-		most.Time.Seconds(),
-	)
+	t.Logf("%d inputs (%s): at most %d MiB and %.2f s", total, strings.Join(told, ", "), most.Resident>>20,
+		most.Time.Seconds())
 }
 
 // newTokens returns a semaphore: the function waits until fewer than n callers hold it, and returns its release.
@@ -292,25 +280,18 @@ func (in *input) judge(t *testing.T, p *sandbox, code int, stdout, stderr string
 	if after := snapshot(t, p.outside); !maps.Equal(after, p.precious) {
 		tell("outside became %q, was %q", after, p.precious)
 	}
-	open := modes(t, p.dir)
-	if len(open) > 0 {
+	if open := modes(t, p.dir); len(open) > 0 {
 		tell("others may write %q", open)
 	}
 }
 
 // modes returns the names in a directory that all users may write. Inputs are made with other modes.
 func modes(t *testing.T, dir string) (open []string) {
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if info, err := d.Info(); err == nil && info.Mode()&fs.ModeSymlink == 0 && info.Mode().Perm()&0o022 != 0 {
+	walk(t, dir, func(path string, info fs.FileInfo) error {
+		if info.Mode()&fs.ModeSymlink == 0 && info.Mode().Perm()&0o022 != 0 {
 			open = append(open, path)
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
 	return open
 }

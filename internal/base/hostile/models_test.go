@@ -36,11 +36,12 @@ func headers() map[string]header {
 		"a long name": {func() string {
 			return `{"` + strings.Repeat("n", 20<<20) + `":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
 		}, 4},
-		"an odd name": {
-			func() string { return `{"\u001b[2J\u009b31m\u202e":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}` },
-			4,
-		},
-		"a broken name": {func() string { return `{"x\nFORGED":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}` }, 4},
+		"an odd name": {func() string {
+			return `{"\u001b[2J\u009b31m\u202e":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
+		}, 4},
+		"a broken name": {func() string {
+			return `{"x\nFORGED":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
+		}, 4},
 		"an odd type": {func() string {
 			return `{"q":{"dtype":"\u001b[2J` + strings.Repeat("x", 1<<20) + `","shape":[1],"data_offsets":[0,4]}}`
 		}, 4},
@@ -52,18 +53,15 @@ func headers() map[string]header {
 		}, 4},
 		"many keys":     {func() string { return `{"q":` + many(1_000_000, `"%d":0`) + `}` }, 0},
 		"many metadata": {func() string { return `{"__metadata__":` + many(1_000_000, `"%d":"x"`) + `}` }, 0},
-		"long metadata": {
-			func() string { return `{"__metadata__":{"docs":"` + strings.Repeat("1,", 15<<20) + `"}}` },
-			0,
-		},
-		"many tensors": {
-			func() string { return many(600_000, `"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`) },
-			0,
-		},
-		"tensors at max": {
-			func() string { return many(260_000, `"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`) },
-			0,
-		},
+		"long metadata": {func() string {
+			return `{"__metadata__":{"docs":"` + strings.Repeat("1,", 15<<20) + `"}}`
+		}, 0},
+		"many tensors": {func() string {
+			return many(600_000, `"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`)
+		}, 0},
+		"tensors at max": {func() string {
+			return many(260_000, `"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`)
+		}, 0},
 		"overflow": {func() string {
 			return `{"q":{"dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,4]}}`
 		}, 4},
@@ -72,10 +70,9 @@ func headers() map[string]header {
 		}, 0},
 		"negative":  {func() string { return `{"q":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}` }, 4},
 		"backwards": {func() string { return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}` }, 4},
-		"beyond": {
-			func() string { return `{"q":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}` },
-			4,
-		},
+		"beyond": {func() string {
+			return `{"q":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}`
+		}, 4},
 		"overlap": {func() string {
 			return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"k":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
 		}, 4},
@@ -86,19 +83,16 @@ func headers() map[string]header {
 			return `{"q":{"dtype":"F32","shape":[` + strings.Repeat("9", 20<<20) + `],"data_offsets":[0,4]}}`
 		}, 4},
 		"spaces": {func() string { return `{` + strings.Repeat(" ", 30<<20) + `}` }, 0},
-		"no UTF-8": {
-			func() string { return "{\"\xff\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}" },
-			4,
-		},
+		"no UTF-8": {func() string {
+			return "{\"\xff\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}"
+		}, 4},
 		"long header": {func() string { return `{"__metadata__":{"a":"` + strings.Repeat("x", 60<<20) + `"}}` }, 0},
-		"long but read": {
-			func() string { return `{"__metadata__":{"a":"` + strings.Repeat("x", 33_000_000) + `"}}` },
-			0,
-		},
-		"escapes": {
-			func() string { return `{"__metadata__":{"a":"` + strings.Repeat(`\u001b`, 5_000_000) + `"}}` },
-			0,
-		},
+		"long but read": {func() string {
+			return `{"__metadata__":{"a":"` + strings.Repeat("x", 33_000_000) + `"}}`
+		}, 0},
+		"escapes": {func() string {
+			return `{"__metadata__":{"a":"` + strings.Repeat(`\u001b`, 5_000_000) + `"}}`
+		}, 0},
 	}
 }
 
@@ -141,11 +135,9 @@ func models() (all []input) {
 		add("header "+name, []string{"/m"}, func(p *sandbox) { p.raw("m/model.safetensors", h.text(), h.data) })
 	}
 	for name, n := range lengths {
-		add(
-			"length "+name,
-			[]string{"model.safetensors"},
-			func(p *sandbox) { p.write("m/model.safetensors", binary.LittleEndian.AppendUint64(nil, n)) },
-		)
+		add("length "+name, []string{"model.safetensors"}, func(p *sandbox) {
+			p.write("m/model.safetensors", binary.LittleEndian.AppendUint64(nil, n))
+		})
 	}
 	for _, kind := range unreadable {
 		for _, name := range []string{"config.json", "model.safetensors", "model.safetensors.index.json"} {
@@ -183,8 +175,7 @@ func models() (all []input) {
 		"twice": shape + `,"vocab_size":9223372036854775807}`, "tokens": shape + `,"eos_token_id":"\u001b[2J",` +
 			`"bos_token_id":[` + strings.Repeat("1,", 100_000) + `1]}`,
 	} {
-		add("config.json "+name, nil, func(p *sandbox) { p.write("m/config.json", []byte(text)) })
-		all[len(all)-1].says = []string{"m"}
+		add("config.json "+name, []string{"m"}, func(p *sandbox) { p.write("m/config.json", []byte(text)) })
 	}
 	one := `{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
 	for name, index := range map[string]string{
@@ -210,21 +201,12 @@ func models() (all []input) {
 	}
 	for name, links := range map[string]int{"1500 links": 1500, "5000 links": 5000} {
 		add(name+" to one shard", []string{"index.json"}, func(p *sandbox) {
-			p.raw(
-				"m/0.safetensors",
-				`{"__metadata__":{"a":"`+strings.Repeat(
-					"x",
-					1<<20,
-				)+`"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`,
-				4,
-			)
+			p.raw("m/0.safetensors", `{"__metadata__":{"a":"`+strings.Repeat("x", 1<<20)+`"},`+one[1:], 4)
 			for i := 1; i < links; i++ {
 				p.must(os.Link(p.path("m/0.safetensors"), p.path(fmt.Sprintf("m/%d.safetensors", i))))
 			}
-			p.write(
-				"m/model.safetensors.index.json",
-				[]byte(`{"weight_map":{`+strings.TrimSuffix(numbered(`"%d":"%[1]d.safetensors",`, links), ",")+"}}"),
-			)
+			shards := strings.TrimSuffix(numbered(`"%d":"%[1]d.safetensors",`, links), ",")
+			p.write("m/model.safetensors.index.json", []byte(`{"weight_map":{`+shards+"}}"))
 		})
 	}
 	add("links that lead out", []string{"leads out"}, func(p *sandbox) {
@@ -242,11 +224,9 @@ func models() (all []input) {
 		add("tokenizer.json "+name, []string{"tokenizer"}, func(p *sandbox) { p.write("m/tokenizer.json", []byte(text)) })
 	}
 	for _, kind := range unreadable {
-		add(
-			"tokenizer.json is a "+kind,
-			[]string{"tokenizer"},
-			func(p *sandbox) { p.must(irregular[kind](p, p.path("m/tokenizer.json"))) },
-		)
+		add("tokenizer.json is a "+kind, []string{"tokenizer"}, func(p *sandbox) {
+			p.must(irregular[kind](p, p.path("m/tokenizer.json")))
+		})
 	}
 	add("a pickle", []string{"pickle"}, func(p *sandbox) { p.write("m/pytorch_model.bin", []byte("\x80\x02")) })
 	sortInputs(all)

@@ -62,14 +62,12 @@ func names() (all []input) {
 		}
 		// Also an existing file of that name.
 		text := utf8.ValidString(bad)
-		all = append(
-			all,
-			input{kind: "name", name: "a real " + bad, good: text, fail: !text, make: func(p *sandbox) []string {
+		all = append(all, input{kind: "name", name: "a real " + bad, good: text, fail: !text,
+			make: func(p *sandbox) []string {
 				p.small()
 				p.must(os.Rename(p.path("train.yaml"), p.path(bad)))
 				return []string{"--run-dir", "./run" + bad, "./" + bad}
-			}},
-		)
+			}})
 	}
 	for i := range all {
 		all[i].name = clean.Replace(all[i].name)
@@ -83,20 +81,14 @@ var clean = strings.NewReplacer("/", "_", "\n", "_")
 
 // environments returns hostile values of environment variables that cprun reads.
 func environments() (all []input) {
+	add := func(name string, env []string, make func(p *sandbox) []string) *input {
+		all = append(all, input{kind: "environment", name: name, env: env, make: make})
+		return &all[len(all)-1]
+	}
 	for _, name := range []string{"NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_DEBUG", "NVTE_DEBUG_LEVEL"} {
 		for _, value := range []string{escape, "", "99999999999999999999", "0\nFORGED", strings.Repeat("9", 100_000)} {
-			all = append(
-				all,
-				input{
-					kind: "environment",
-					name: name,
-					says: []string{name},
-					env:  []string{name + "=" + value},
-					make: func(p *sandbox) []string {
-						return []string{"plan", p.small()}
-					},
-				},
-			)
+			in := add(name, []string{name + "=" + value}, func(p *sandbox) []string { return []string{"plan", p.small()} })
+			in.says = []string{name}
 		}
 	}
 	for _, set := range [][]string{
@@ -105,38 +97,14 @@ func environments() (all []input) {
 		{"CPRUN_RUN_ID=" + escape}, {"RANK=" + escape, "WORLD_SIZE=-1"}, {"GOMEMLIMIT=1GiB"},
 		{"XDG_RUNTIME_DIR=" + strings.Repeat("/x", 2000)},
 	} {
-		all = append(
-			all,
-			input{
-				kind: "environment",
-				name: "train with " + strings.Split(set[0], "=")[0],
-				good: !slices.Contains(set, "WORLD_SIZE=-1"),
-				env:  set,
-				make: func(p *sandbox) []string {
-					return []string{"--nproc", "2", "--run-dir", "run", p.small()}
-				},
-			},
-			input{
-				kind: "environment",
-				name: "doctor with " + strings.Split(set[0], "=")[0],
-				fail: true,
-				env:  set,
-				make: func(*sandbox) []string {
-					return []string{"doctor"}
-				},
-			},
-		)
+		name, _, _ := strings.Cut(set[0], "=")
+		add("train with "+name, set, func(p *sandbox) []string {
+			return []string{"--nproc", "2", "--run-dir", "run", p.small()}
+		}).good = !slices.Contains(set, "WORLD_SIZE=-1")
+		add("doctor with "+name, set, func(*sandbox) []string { return []string{"doctor"} }).fail = true
 	}
 	for _, role := range []string{"train", "bench", escape, ""} { // only the launcher starts these
-		all = append(
-			all,
-			input{
-				kind: "environment",
-				name: "worker",
-				env:  []string{"CPRUN_RUN_ID=x"},
-				make: func(*sandbox) []string { return []string{"worker", role} },
-			},
-		)
+		add("worker", []string{"CPRUN_RUN_ID=x"}, func(*sandbox) []string { return []string{"worker", role} })
 	}
 	return all
 }

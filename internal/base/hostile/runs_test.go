@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/model/checkpoint/checkpointtest"
 )
 
@@ -40,6 +41,13 @@ func (p *sandbox) ran() {
 	p.must(os.CopyFS(p.path("run"), os.DirFS(filepath.Join(dir, "run"))))
 }
 
+// manifest replaces text in the manifest of a checkpoint, n times at most.
+func (p *sandbox) manifest(dir, old, text string, n int) {
+	path := p.path("run/" + dir + "manifest.json")
+	changed := bytes.Replace(must.Have(os.ReadFile(path)), []byte(old), []byte(text), n)
+	p.must(os.WriteFile(path, checkpointtest.Summed(changed), 0o644))
+}
+
 // first and second are the run's checkpoints.
 const first, second = "checkpoints/step-00000001/", "checkpoints/step-00000002/"
 
@@ -57,17 +65,8 @@ var spoiled = map[string]bool{"plan.json": true, "trace.json": true, "checkpoint
 // runs returns hostile run directories and checkpoints.
 func runs() (all []input) {
 	resume := func(*sandbox) []string {
-		return []string{
-			"--nproc",
-			"2",
-			"--run-dir",
-			"run",
-			"--set",
-			"train.steps=3",
-			"--set",
-			"log.trace_steps=1",
-			"train.yaml",
-		}
+		return []string{"--nproc", "2", "--run-dir", "run", "--set", "train.steps=3", "--set", "log.trace_steps=1",
+			"train.yaml"}
 	}
 	export := func(*sandbox) []string { return []string{"export", "run", "--to", "hf"} }
 	write := func(*sandbox) []string {
@@ -120,18 +119,14 @@ func runs() (all []input) {
 	} {
 		add("status "+name, func(p *sandbox) {
 			p.write("run/logs/status-0000.json", []byte(text))
-			p.write(
-				"run/logs/launcher.log",
-				[]byte("2026-11-22T11:58:00.000Z "+escape+"\n"+strings.Repeat("2026-11-22T11:58:00.000Z x\n", 100_000)),
-			)
+			const at = "2026-11-22T11:58:00.000Z "
+			p.write("run/logs/launcher.log", []byte(at+escape+"\n"+strings.Repeat(at+"x\n", 100_000)))
 		}, watch)
 	}
 	add("many launchers", func(p *sandbox) {
 		for i := range 20_000 {
-			p.write(
-				fmt.Sprintf("run/logs/status-%05d.json", i),
-				[]byte(fmt.Sprintf(`{"version":1,"node_rank":%d,"host":"h%d"}`, i, i)),
-			)
+			status := fmt.Appendf(nil, `{"version":1,"node_rank":%d,"host":"h%d"}`, i, i)
+			p.write(fmt.Sprintf("run/logs/status-%05d.json", i), status)
 			p.write(fmt.Sprintf("run/logs/launcher-%05d.log", i), []byte("2026-11-22T11:58:00.000Z x\n"))
 		}
 	}, watch, resume)
@@ -160,18 +155,8 @@ func runs() (all []input) {
 		"config": {`"config": "`, `"config": "` + strings.Repeat("x", 10<<20)},
 	} {
 		add("manifest "+name, func(p *sandbox) { // in both checkpoints, so that there is no fallback
-			for _, dir := range []string{first, second} {
-				path := p.path("run/" + dir + "manifest.json")
-				text, err := os.ReadFile(path)
-				p.must(err)
-				p.must(
-					os.WriteFile(
-						path,
-						checkpointtest.Summed(bytes.ReplaceAll(text, []byte(change[0]), []byte(change[1]))),
-						0o644,
-					),
-				)
-			}
+			p.manifest(first, change[0], change[1], -1)
+			p.manifest(second, change[0], change[1], -1)
 		}, resume, export)
 	}
 	for name, header := range headers() {
@@ -183,25 +168,9 @@ func runs() (all []input) {
 	}
 	add("a shard of holes", func(p *sandbox) { // sparse, with the length in the manifest
 		for _, dir := range []string{first, second} {
-			path, shard := p.path("run/"+dir+"manifest.json"), p.path("run/"+dir+"shard-00000-of-00002.safetensors")
-			text, err := os.ReadFile(path)
-			p.must(err)
-			st, err := os.Stat(shard)
-			p.must(err)
-			p.must(
-				os.WriteFile(
-					path,
-					checkpointtest.Summed(
-						bytes.Replace(
-							text,
-							fmt.Appendf(nil, `"bytes": %d`, st.Size()),
-							[]byte(`"bytes": 1099511627776`),
-							1,
-						),
-					),
-					0o644,
-				),
-			)
+			shard := p.path("run/" + dir + "shard-00000-of-00002.safetensors")
+			size := must.Have(os.Stat(shard)).Size()
+			p.manifest(dir, fmt.Sprintf(`"bytes": %d`, size), `"bytes": 1099511627776`, 1)
 			p.must(os.Truncate(shard, 1<<40))
 		}
 	}, resume, export)

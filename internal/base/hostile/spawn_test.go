@@ -31,12 +31,7 @@ func spawn(args []string) int {
 	fmt.Fprintf(report, "%d\n", c.Process.Pid)
 	_ = c.Wait() // the status is reported
 	use := c.ProcessState.SysUsage().(*syscall.Rusage)
-	fmt.Fprintf(
-		report,
-		"%d %d %d\n",
-		use.Maxrss<<10,
-		c.ProcessState.UserTime()+c.ProcessState.SystemTime(),
-		c.ProcessState.ExitCode(),
-	)
+	took := c.ProcessState.UserTime() + c.ProcessState.SystemTime()
+	fmt.Fprintf(report, "%d %d %d\n", use.Maxrss<<10, took, c.ProcessState.ExitCode())
 	return 0
 }

@@ -29,19 +29,8 @@ func strangers() (all []input) {
 			p.must(err)
 			*address = l.Addr().String()
 			p.must(l.Close())
-			return []string{
-				"--run-dir",
-				"run",
-				"--set",
-				"log.prometheus=" + *address,
-				"--set",
-				"train.steps=150",
-				"--set",
-				"data.seq_len=512",
-				"--set",
-				"checkpoint.every=0",
-				p.small(),
-			}
+			return []string{"--run-dir", "run", "--set", "log.prometheus=" + *address, "--set", "train.steps=150",
+				"--set", "data.seq_len=512", "--set", "checkpoint.every=0", p.small()}
 		}, beside: func(t *testing.T, pid int, p *sandbox) { hold(t, pid, *address, say) }})
 	}
 	sortInputs(all)
