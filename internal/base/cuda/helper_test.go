@@ -108,12 +108,9 @@ type gate struct {
 func newGate(t testing.TB, s *Stream) *gate {
 	t.Helper()
 	g := &gate{flag: pinned(t, s.dev, 8)}
-	g.f = function(
-		t,
+	g.f = function(t,
 		compile(t, s.dev, `extern "C" __global__ void gate(volatile int *flag) { while (!*flag) __nanosleep(1000); }`),
-		"gate",
-		0,
-	)
+		"gate", 0)
 	g.open()
 	g.hold(s)
 	wait(t, s)

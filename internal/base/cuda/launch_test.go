@@ -45,9 +45,7 @@ func TestStructArgument(t *testing.T) {
 	}{At: 1 << 40, Scale: 1e100, Unit: 0.5, Rows: -3}
 	x.Few[1].Lo, x.Few[1].Hi = 7, -8
 	got := Struct(new(Args).Int(2), &x).Int(9)
-	want := new(
-		Args,
-	).Int(2).
+	want := new(Args).Int(2).
 		Addr(x.At).
 		Int64(int64(math.Float64bits(x.Scale))).
 		Int(0).
@@ -83,11 +81,8 @@ extern "C" __global__ void fill(int *x, int bytes) {
   x[block * threads + (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x] = buf[bytes - 1];
 }`), "fill", d.SharedPerBlock)
 	x := put(t, s, make([]int32, 24*24+1))
-	s.Launch(
-		f,
-		Launch{Grid: Dim{2, 3, 4}, Block: Dim{4, 3, 2}, Shared: d.SharedPerBlock},
-		new(Args).Addr(x.addr).Int(d.SharedPerBlock),
-	)
+	s.Launch(f, Launch{Grid: Dim{2, 3, 4}, Block: Dim{4, 3, 2}, Shared: d.SharedPerBlock},
+		new(Args).Addr(x.addr).Int(d.SharedPerBlock))
 	s.Launch(f, Launch{Grid: Dim{X: 0}, Block: Dim{X: 1}}, new(Args).Addr(x.addr).Int(1)) // an empty grid does nothing
 	got := get[int32](t, s, x.addr, 24*24+1)
 	if i := slices.Index(got, 0); i != 24*24 {

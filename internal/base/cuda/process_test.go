@@ -43,12 +43,8 @@ func TestIPC(t *testing.T) {
 		t.Fatalf("%#x in the allocation at %#x, %t", x.addr, base, ok)
 	}
 	h := must.Have(d.Export(base))
-	child(
-		t,
-		"TestIPCChild",
-		"CPRUN_TEST_HANDLE="+hex.EncodeToString(h[:]),
-		"CPRUN_TEST_OFFSET="+strconv.FormatUint(x.addr-base, 10),
-	)
+	child(t, "TestIPCChild", "CPRUN_TEST_HANDLE="+hex.EncodeToString(h[:]),
+		"CPRUN_TEST_OFFSET="+strconv.FormatUint(x.addr-base, 10))
 	for i, got := range get[int64](t, s, x.addr, 4) {
 		if want := int64(10 * (i + 1)); got != want {
 			t.Errorf("element %d is %d, want %d", i, got, want)

@@ -41,14 +41,8 @@ extern "C" __global__ void fetch(PARAMETER, float *out, int x, int y) {
 // mapKinds lists the ways to pass a tensor map to a kernel.
 var mapKinds = map[string]*strings.Replacer{
 	"first argument": strings.NewReplacer("PARAMETER", "const __grid_constant__ Map map", "MAP", "&map", "FENCE", ""),
-	"second argument": strings.NewReplacer(
-		"PARAMETER",
-		"int zero, const __grid_constant__ Map map",
-		"MAP",
-		"&map",
-		"FENCE",
-		"",
-	),
+	"second argument": strings.NewReplacer("PARAMETER", "int zero, const __grid_constant__ Map map", "MAP", "&map",
+		"FENCE", ""),
 	"memory": strings.NewReplacer("PARAMETER", "const Map *map", "MAP", "map", "FENCE",
 		`asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");`),
 }

@@ -168,17 +168,8 @@ func check(t *testing.T, seed uint64, h *Heap) {
 			at += n
 		}
 		if at != b.mem.Bytes() || views != len(b.held) || gaps != len(b.gaps) {
-			t.Fatalf(
-				"seed %d: block %d of %d bytes: %d of %d views and %d of %d gaps come to %d",
-				seed,
-				i,
-				b.mem.Bytes(),
-				views,
-				len(b.held),
-				gaps,
-				len(b.gaps),
-				at,
-			)
+			t.Fatalf("seed %d: block %d of %d bytes: %d of %d views and %d of %d gaps come to %d", seed, i, b.mem.Bytes(), views,
+				len(b.held), gaps, len(b.gaps), at)
 		}
 	}
 }

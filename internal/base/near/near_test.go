@@ -41,15 +41,7 @@ func TestBadElements(t *testing.T) {
 					within := Within(a, b, Contract(contract), 1e-3) == nil
 					each := Each(a, b, Contract(contract), func(int) float64 { return 1e-3 }) == nil
 					if within != (want == 0) || each != within {
-						t.Errorf(
-							"%v and %v at %d, contract %d: within %t, each %t",
-							c.x,
-							c.y,
-							at,
-							contract,
-							within,
-							each,
-						)
+						t.Errorf("%v and %v at %d, contract %d: within %t, each %t", c.x, c.y, at, contract, within, each)
 					}
 					a, b = b, a
 				}

@@ -132,10 +132,8 @@ func BenchmarkWrite(b *testing.B) {
 	}
 	n.Rows = nil
 	for rank := range 8 {
-		n.Rows = append(
-			n.Rows,
-			Row{WaitState: waits.WaitState{Rank: rank, Step: 3, Waits: []waits.Wait{wait}}, Resident: 4096},
-		)
+		n.Rows = append(n.Rows,
+			Row{WaitState: waits.WaitState{Rank: rank, Step: 3, Waits: []waits.Wait{wait}}, Resident: 4096})
 	}
 	for b.Loop() {
 		if err := Write(root, n); err != nil {

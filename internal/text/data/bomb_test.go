@@ -121,8 +121,8 @@ func TestParquetBombs(t *testing.T) {
 	const many = 1 << 29
 	some := plain("some text")
 	long := plain(strings.Repeat("a", 64<<10))
-	big := v1Page(1, format.Plain)
-	big.UncompressedPageSize = 1 << 30
+	big, short := v1Page(1, format.Plain), v1Page(1, format.Plain)
+	big.UncompressedPageSize, short.UncompressedPageSize = 1<<30, 100
 	prefixes, err := new(delta.BinaryPackedEncoding).EncodeInt32(nil, append([]int32{0}, make([]int32, 4095)...))
 	if err != nil {
 		t.Fatal(err)
@@ -161,16 +161,10 @@ func TestParquetBombs(t *testing.T) {
 			bodies: [][]byte{some, append(sized(run(10, 1)), append([]byte{1}, run(many, 0)...)...)}}, "column text: runs of a page"},
 		"a claimed size": {bomb{rows: 1, codec: format.Zstd, pages: []format.PageHeader{big}, bodies: [][]byte{some}},
 			"column text: a page claims 1073741824 bytes"},
-		"an unpacked size": {bomb{rows: 1, codec: format.Zstd, pages: []format.PageHeader{func() format.PageHeader {
-			h := v1Page(1, format.Plain)
-			h.UncompressedPageSize = 100
-			return h
-		}()}, bodies: [][]byte{make([]byte, 256<<20)}}, "column text: a page does not have the size in its header"},
-		"a snappy size": {bomb{rows: 1, codec: format.Snappy, pages: []format.PageHeader{func() format.PageHeader {
-			h := v1Page(1, format.Plain)
-			h.UncompressedPageSize = 100
-			return h
-		}()}, bodies: [][]byte{make([]byte, 1000)}}, "column text: a page does not have the size in its header"},
+		"an unpacked size": {bomb{rows: 1, codec: format.Zstd, pages: []format.PageHeader{short},
+			bodies: [][]byte{make([]byte, 256<<20)}}, "column text: a page does not have the size in its header"},
+		"a snappy size": {bomb{rows: 1, codec: format.Snappy, pages: []format.PageHeader{short},
+			bodies: [][]byte{make([]byte, 1000)}}, "column text: a page does not have the size in its header"},
 		"deltas": {bomb{rows: 10, pages: []format.PageHeader{v1Page(10, format.DeltaLengthByteArray)},
 			bodies: [][]byte{append(sized(run(10, 1)), append(deltas, 0)...)}}, "column text: runs of a page"},
 		"prefixes": {bomb{rows: 4096, pages: []format.PageHeader{v1Page(4096, format.DeltaByteArray)},

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/must"
-	"github.com/cprun/cprun/partition"
 )
 
 // Files between which some have labels end their documents, whether or not their last token is EOS. Empty files have
@@ -47,28 +46,6 @@ func TestWholeDocumentsHaveTokens(t *testing.T) {
 		}
 		if err != nil || l.Samples() != tc.samples || l.Targets() != tc.targets || l.Tokens() != int64(len(tc.tokens)) {
 			t.Errorf("%v: %+v, %v, want %d samples, %d targets", tc.tokens, l, err, tc.samples, tc.targets)
-		}
-	}
-}
-
-// Samples longer than the buffer of a read are read whole, with any stride.
-func TestLongSamplesAreReadInPieces(t *testing.T) {
-	const n = 2*scanChunk + 5
-	tokens := make([]uint16, n+1)
-	for i := range tokens {
-		tokens[i] = uint16(i * 7 % 60_000)
-	}
-	dir := put(t, map[string]string{"a.bin": v1(tokens...)})
-	d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.bin")}, EOS: -1, Vocab: 60_000}))
-	l := must.Have(New(d, Plan{SeqLen: n}))
-	for _, stride := range []int{1, 2, 3, scanChunk - 2, scanChunk - 1, scanChunk} {
-		rows := 1 + (n-1)/stride
-		ids, targets, positions := make([]int32, rows), make([]int32, rows), make([]int, rows)
-		must.Do(t, l.Load(0, []partition.Span{{Len: rows, Stride: stride}}, ids, targets, positions))
-		for i, id := range ids {
-			if at := i * stride; id != int32(tokens[at]) || targets[i] != int32(tokens[at+1]) || positions[i] != at {
-				t.Fatalf("stride %d: row %d is %d, %d, %d", stride, i, id, targets[i], positions[i])
-			}
 		}
 	}
 }

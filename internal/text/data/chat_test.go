@@ -37,38 +37,29 @@ func expected(t testing.TB, name string) (docs []Document) {
 	return docs
 }
 
-// TRL's SFTTrainer made the ids and labels (scripts/oracle/chat.py).
+// TRL's SFTTrainer made the ids and labels (scripts/oracle/chat.py). Without {% generation %}, a template that renders
+// each turn alike gives the same targets.
 func TestConversationsEqualTRL(t *testing.T) {
+	const plain = "../chat/testdata/plain.jinja"
 	for name, kinds := range map[string][]string{
-		"messages": {"jsonl", "parquet"}, "tools": {"jsonl", "parquet", "arrow"}, "prompts": {"jsonl", "parquet"},
+		"messages": {"jsonl", "parquet", plain}, "tools": {"jsonl", "parquet", "arrow", plain}, "prompts": {"jsonl", "parquet"},
 		"texts": {"jsonl", "parquet"}, "share": {"jsonl", "parquet"}, "all": {"jsonl"}, "shapes": {"parquet", "arrow"},
 	} {
 		want := expected(t, name)
 		for _, kind := range kinds {
-			got, notes, err := documents(t, chatDir+name+"."+kind, "", name == "all")
+			path, template := chatDir+name+"."+kind, ""
+			if kind == plain {
+				path, template = chatDir+name+".jsonl", plain
+			}
+			got, notes, err := documents(t, path, template, name == "all")
 			if err != nil || len(notes) > 0 || len(got) != len(want) {
-				t.Fatalf("%s.%s: %d documents, %q, %v, want %d", name, kind, len(got), notes, err, len(want))
+				t.Fatalf("%s: %d documents, %q, %v, want %d", path, len(got), notes, err, len(want))
 			}
 			for i, d := range got {
 				if !slices.Equal(d.IDs, want[i].IDs) || !slices.Equal(d.Labels, want[i].Labels) {
-					t.Errorf("%s.%s, record %d:\n%v\n%v, want\n%v\n%v", name, kind, i+1, d.IDs, d.Labels, want[i].IDs,
+					t.Errorf("%s, %s, record %d:\n%v\n%v, want\n%v\n%v", path, kind, i+1, d.IDs, d.Labels, want[i].IDs,
 						want[i].Labels)
 				}
-			}
-		}
-	}
-}
-
-// Without {% generation %}, a template that renders each turn alike gives the same targets.
-func TestTurnsAreFoundByPrefixes(t *testing.T) {
-	for _, name := range []string{"messages", "tools"} {
-		got, notes, err := documents(t, chatDir+name+".jsonl", "../chat/testdata/plain.jinja", false)
-		if err != nil || len(notes) > 0 {
-			t.Fatal(notes, err)
-		}
-		for i, want := range expected(t, name) {
-			if !slices.Equal(got[i].IDs, want.IDs) || !slices.Equal(got[i].Labels, want.Labels) {
-				t.Errorf("%s, record %d:\n%v\n%v, want\n%v\n%v", name, i+1, got[i].IDs, got[i].Labels, want.IDs, want.Labels)
 			}
 		}
 	}
@@ -95,11 +86,11 @@ func TestWrongConversationsAreExplained(t *testing.T) {
 		{"x", `{"messages":[{"role":"user"}],"my_mask":[1]}`, `key "my_mask" is not read`},
 		{"x", `{"messages":[{"role":"user"}],"chosen":[1]}`, "preference pairs"},
 	} {
-		dir := put(t, map[string]string{"t.jinja": tc.template, "a.jsonl": turn + "\n" + tc.record})
+		before := turn
 		if tc.template != "x" {
-			dir = put(t, map[string]string{"t.jinja": tc.template, "a.jsonl": "\n" + tc.record})
+			before = ""
 		}
-		_, _, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), tc.template == "x")
+		_, _, err := encodeUnder(t, tc.template, before+"\n"+tc.record, tc.template == "x")
 		if err == nil || !strings.Contains(err.Error(), "a.jsonl: line 2: ") || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s, %s: %v, want %s", tc.template, tc.record, err, tc.want)
 		}
@@ -107,9 +98,8 @@ func TestWrongConversationsAreExplained(t *testing.T) {
 }
 
 func TestATemplateWithoutAnEndOfTurnWarns(t *testing.T) {
-	dir := put(t, map[string]string{"a.jsonl": turn, "t.jinja": "{% for m in messages %}{% generation %}{{ m.content }}" +
-		"{% endgeneration %}{{ eos_token }}{% endfor %}"})
-	docs, notes, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), false)
+	docs, notes, err := encodeUnder(t, "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"+
+		"{{ eos_token }}{% endfor %}", turn, false)
 	if err != nil || len(docs) != 1 || len(notes) != 1 || !strings.Contains(notes[0], "where its turn ends") {
 		t.Errorf("%v, %q, %v", docs, notes, err)
 	}
@@ -127,42 +117,43 @@ func TestEndsOfTurns(t *testing.T) {
 		{long, "<s>{{ m.content[:3] }}.", "<s>bcd."},
 	} {
 		record := `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"` + c[0] + `"}]}`
-		dir := put(t, map[string]string{"a.jsonl": record, "t.jinja": "{% for m in messages %}{{ '[' }}" +
-			"{%- if m.role == 'assistant' %}" + c[1] + "{% else %}{{ m.content }}]{% endif %}{% endfor %}" +
-			"{% if add_generation_prompt %}{{ '[' }}{% endif %}"})
-		docs, _, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), false)
-		if err != nil {
-			t.Fatal(c, err)
-		}
-		var got []int32
-		for _, label := range docs[0].Labels {
-			if label != Ignore {
-				got = append(got, label)
-			}
-		}
-		wanted, err := NewTokenizer(chatDir+"tokenizer.json", 0).Encode(c[2])
-		if err != nil || !slices.Equal(got, wanted[1:]) { // Encode adds <s>
-			t.Errorf("%q: %v, %v, want %v", c, got, err, wanted[1:])
+		got, _, err := targetText(t, "{% for m in messages %}{{ '[' }}{%- if m.role == 'assistant' %}"+c[1]+
+			"{% else %}{{ m.content }}]{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '[' }}{% endif %}", record, false)
+		if err != nil || got != c[2] {
+			t.Errorf("%q: %q, %v, want %q", c, got, err, c[2])
 		}
 	}
 }
 
-// Nulls of .jsonl stay; those that Parquet and Arrow add are left out. Other variables reach the template.
+// Nulls of .jsonl stay; those that Parquet and Arrow add are left out. Other variables reach the template. A system
+// prompt beside the messages is their first; the functions of ShareGPT are tools; text may be JSON.
 func TestVariablesOfTemplates(t *testing.T) {
-	template := "{{ messages | tojson }}{{ tools | tojson }}{{ a }}{{ b is defined }}"
+	const (
+		talk  = `"conversations":[{"from":"human","value":"q"},{"from":"function_call","value":"{\"name\": \"f\"}"}]`
+		turns = `{"role": "user", "content": "q"}, {"role": "assistant", "content": "{\"name\": \"f\"}"}]`
+		none  = "nullFalse" // no tools, no b
+	)
 	for record, want := range map[string]string{
 		`{"messages":[{"role":"user","content":null,"reasoning":"r"}],"tools":"[{\"b\":null,\"a\":1}]",` +
 			`"chat_template_kwargs":{"a":2}}`: `[{"role": "user", "content": null, "reasoning": "r", "reasoning_content": "r", ` +
 			`"thinking": "r"}][{"b": null, "a": 1}]2False`,
 		`{"conversations":[{"from":"gpt","value":"x"},{"from":"other","value":"y"}],"tools":null}`: `[{"role": "assistant", ` +
-			`"content": "x"}, {"role": "other", "content": "y"}]nullFalse`,
+			`"content": "x"}, {"role": "other", "content": "y"}]` + none,
+		`{"system":"s",` + talk + `}`:                             `[{"role": "system", "content": "s"}, ` + turns + none,
+		`{"system":"",` + talk + `}`:                              "[" + turns + none,
+		`{"system":null,"functions":"",` + talk + `}`:             "[" + turns + none,
+		`{"functions":[{"name":"f"}],` + talk + `}`:               "[" + turns + `[{"name": "f"}]False`,
+		`{"functions":"[{\"n\":NaN1}]",` + talk + `}`:             "", // refused
+		`{"tools":"[{\"n\":18446744073709551616}]",` + talk + `}`: "[" + turns + `[{"n": 18446744073709551616}]False`,
+		`{"system":"s","conversations":[{"from":"system","value":"s"},{"from":"observation","value":"o"}]}`: `[{"role": ` +
+			`"system", "content": "s"}, {"role": "tool", "content": "o"}]` + none,
 	} {
-		dir := put(t, map[string]string{"t.jinja": template, "a.jsonl": record})
-		docs, _, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), true)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := decodeIDs(t, docs[0].IDs); got != want {
+		docs, _, err := encodeUnder(t, "{{ messages | tojson }}{{ tools | tojson }}{{ a }}{{ b is defined }}", record, true)
+		if want == "" || err != nil {
+			if want != "" || err == nil {
+				t.Errorf("%s: %v, want %s", record, err, want)
+			}
+		} else if got := decodeIDs(t, docs[0].IDs); got != want {
 			t.Errorf("%s:\n%s, want\n%s", record, got, want)
 		}
 	}

@@ -6,41 +6,32 @@ import (
 	"testing"
 )
 
-// targetText returns the text of the targets of a record, with | between parts.
-func targetText(t testing.TB, template, record string, all bool) (string, error) {
+// encodeUnder encodes a record under a template.
+func encodeUnder(t testing.TB, template, record string, all bool) (docs []Document, notes []string, err error) {
 	t.Helper()
-	files := map[string]string{"a.jsonl": record}
-	path := ""
-	if template != "" {
-		files["t.jinja"] = template
-	}
-	dir := put(t, files)
-	if template != "" {
-		path = filepath.Join(dir, "t.jinja")
-	}
-	docs, _, err := documents(t, filepath.Join(dir, "a.jsonl"), path, all)
+	dir := put(t, map[string]string{"a.jsonl": record, "t.jinja": template})
+	return documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), all)
+}
+
+// targetText returns the text of the targets of a record, with | between parts, and the notes.
+func targetText(t testing.TB, template, record string, all bool) (text string, notes []string, err error) {
+	t.Helper()
+	docs, notes, err := encodeUnder(t, template, record, all)
 	if err != nil || len(docs) != 1 {
-		return "", err
+		return "", notes, err
 	}
 	var parts []string
-	var ids []int32
-	for i, label := range docs[0].Labels {
-		if label != Ignore {
-			ids = append(ids, label)
+	inside := false
+	for _, label := range docs[0].Labels {
+		if label != Ignore && !inside {
+			parts = append(parts, "")
 		}
-		if label == Ignore || i == len(docs[0].Labels)-1 {
-			if len(ids) > 0 {
-				var text strings.Builder
-				for _, id := range ids {
-					special := map[int32]string{1: "<|im_start|>", 2: "<|im_end|>"}[id] // the decoder leaves them out
-					text.WriteString(special + decodeIDs(t, []int32{id}))
-				}
-				parts = append(parts, text.String())
-			}
-			ids = nil
+		if inside = label != Ignore; inside {
+			special := map[int32]string{0: "<s>", 1: "<|im_start|>", 2: "<|im_end|>"}[label] // the decoder leaves them out
+			parts[len(parts)-1] += special + decodeIDs(t, []int32{label})
 		}
 	}
-	return strings.Join(parts, "|"), nil
+	return strings.Join(parts, "|"), notes, nil
 }
 
 const (
@@ -108,7 +99,7 @@ func TestFlagsOfTurns(t *testing.T) {
 		{plainTurns, `{"system":"s","conversations":[{"from":"system","value":"s"},{"from":"gpt","value":"a1","weight":0},` +
 			`{"from":"gpt","value":"a2"}]}`, false, "a2<|im_end|>"},
 	} {
-		got, err := targetText(t, tc.template, tc.record, tc.all)
+		got, _, err := targetText(t, tc.template, tc.record, tc.all)
 		if err != nil || got != tc.want {
 			t.Errorf("%s, all %t: %q, %v, want %q", tc.record, tc.all, got, err, tc.want)
 		}
@@ -145,42 +136,9 @@ func TestWrongFlagsAreExplained(t *testing.T) {
 		{plainTurns, `{"tools":[{"a":1}],"functions":[],"conversations":[{"from":"gpt","value":"a"}]}`, false,
 			`"functions" names the tools`},
 	} {
-		_, err := targetText(t, tc.template, tc.record, tc.all)
+		_, _, err := targetText(t, tc.template, tc.record, tc.all)
 		if err == nil || !strings.Contains(err.Error(), "a.jsonl: line 1: ") || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s, all %t: %v, want %q", tc.record, tc.all, err, tc.want)
-		}
-	}
-}
-
-// A system prompt beside the messages is their first; the functions of ShareGPT are tools; text may be JSON.
-func TestShareGPT(t *testing.T) {
-	template := "{{ messages | tojson }}{{ tools | tojson }}"
-	const talk = `"conversations":[{"from":"human","value":"q"},{"from":"function_call","value":"{\"name\": \"f\"}"}]`
-	const turns = `{"role": "user", "content": "q"}, {"role": "assistant", "content": "{\"name\": \"f\"}"}]`
-	for record, want := range map[string]string{
-		`{"system":"s",` + talk + `}`:                             `[{"role": "system", "content": "s"}, ` + turns + "null",
-		`{"system":"",` + talk + `}`:                              "[" + turns + "null",
-		`{"system":null,"functions":"",` + talk + `}`:             "[" + turns + "null",
-		`{"functions":[{"name":"f"}],` + talk + `}`:               "[" + turns + `[{"name": "f"}]`,
-		`{"functions":"[{\"n\":NaN1}]",` + talk + `}`:             "",
-		`{"tools":"[{\"n\":18446744073709551616}]",` + talk + `}`: "[" + turns + `[{"n": 18446744073709551616}]`,
-		`{"system":"s","conversations":[{"from":"system","value":"s"},{"from":"observation","value":"o"}]}`: `[{"role": ` +
-			`"system", "content": "s"}, {"role": "tool", "content": "o"}]null`,
-	} {
-		dir := put(t, map[string]string{"t.jinja": template, "a.jsonl": record})
-		docs, _, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), true)
-		if want == "" {
-			if err == nil {
-				t.Errorf("%s: no error", record)
-			}
-			continue
-		}
-		if err != nil {
-			t.Errorf("%s: %v", record, err)
-			continue
-		}
-		if got := decodeIDs(t, docs[0].IDs); got != want {
-			t.Errorf("%s:\n%s, want\n%s", record, got, want)
 		}
 	}
 }

@@ -2,10 +2,7 @@ package data
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
-	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -84,35 +81,6 @@ func TestTemplatesAreRecognised(t *testing.T) {
 	}
 }
 
-// wrongAnswers encodes a record under a template, and describes the targets unless they are the tokens of the texts, with
-// others between them. It also returns the notes.
-func wrongAnswers(t *testing.T, template, record string, want []string) (wrong string, notes []string, err error) {
-	t.Helper()
-	dir := put(t, map[string]string{"a.jsonl": record, "t.jinja": template})
-	docs, notes, err := documents(t, filepath.Join(dir, "a.jsonl"), filepath.Join(dir, "t.jinja"), false)
-	if err != nil {
-		return "", nil, err
-	}
-	var runs, wanted [][]int32
-	for i, label := range docs[0].Labels {
-		if label != Ignore && (i == 0 || docs[0].Labels[i-1] == Ignore) {
-			n := 1
-			for i+n < len(docs[0].Labels) && docs[0].Labels[i+n] != Ignore {
-				n++
-			}
-			runs = append(runs, docs[0].Labels[i:i+n])
-		}
-	}
-	for _, text := range want {
-		ids := must.Have(NewTokenizer(chatDir+"tokenizer.json", 0).Encode(text))
-		wanted = append(wanted, ids[1:]) // Encode adds <s>
-	}
-	if !reflect.DeepEqual(runs, wanted) {
-		wrong = fmt.Sprint(runs, ", want ", wanted)
-	}
-	return wrong, notes, nil
-}
-
 const (
 	two = `{"messages":[{"role":"system","content":"s"},{"role":"user","content":"a"},{"role":"assistant","content":" b "},` +
 		`{"role":"user","content":"c"},{"role":"assistant","content":"d","thinking":"e"}]}`
@@ -127,16 +95,16 @@ func TestFormsFindAnswers(t *testing.T) {
 	qwen := unmarked(Forms()[0]) + "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
 	for _, c := range []struct {
 		template, record string
-		want             []string
+		want             string // the answers, with | between
 		forms            int
 	}{
-		{qwen, two, []string{" b <|im_end|>\n", "<think>\ne\n</think>\n\nd<|im_end|>\n"}, 1},
+		{qwen, two, " b <|im_end|>\n|<think>\ne\n</think>\n\nd<|im_end|>\n", 1},
 		{qwen + "{{ chat if not add_generation_prompt }}", strings.Replace(two, "{", `{"chat_template_kwargs":{"chat":"<s>"},`, 1),
-			[]string{" b <|im_end|>", "<think>\ne\n</think>\n\nd<|im_end|>"}, 0},
+			" b <|im_end|>|<think>\ne\n</think>\n\nd<|im_end|>", 0},
 	} {
-		wrong, notes, err := wrongAnswers(t, c.template, c.record, c.want)
-		if err != nil || wrong != "" || len(notes) != c.forms {
-			t.Errorf("%s: %s, %q, %v, want %q", c.record, wrong, notes, err, c.want)
+		got, notes, err := targetText(t, c.template, c.record, false)
+		if err != nil || got != c.want || len(notes) != c.forms {
+			t.Errorf("%s: %q, %q, %v, want %q", c.record, got, notes, err, c.want)
 		}
 		for _, note := range notes {
 			if !strings.HasPrefix(note, FormNote+"Qwen3 ") || !strings.Contains(note, "data.chat_template") {
@@ -160,23 +128,23 @@ func TestTurnsSinceTheLastContent(t *testing.T) {
 	)
 	for _, c := range []struct {
 		template, record string
-		want             []string // nil: refused
+		want             string // the answers, with | between; "": refused
 	}{
-		{body + prompt + atEnd, two, []string{" b <|im_end|>", "d<|im_end|>"}},
-		{body + prompt + atEnd, called, []string{"[{'x': 1}]<|im_end|>;", "b<|im_end|>", "d<|im_end|>"}},
-		{late, two, []string{" b<s>", " d<s>"}},
-		{thought + prompt, two, []string{" b <|im_end|>", "(e)d<|im_end|>"}},
-		{body + prompt + "{% if not add_generation_prompt %}!{% endif %}", two, nil},
-		{body + "{% if add_generation_prompt %}<|im_start|>model:{% endif %}" + atEnd, two, nil},
-		{"{{ messages | length }}" + body + prompt, strings.ReplaceAll(two, `"a"`, `" "`), nil},
-		{"{% for m in messages %}{{ m.content | length }}{% endfor %}" + body + prompt + atEnd, two, nil}, // a mark changes it
+		{body + prompt + atEnd, two, " b <|im_end|>|d<|im_end|>"},
+		{body + prompt + atEnd, called, "[{'x': 1}]<|im_end|>;|b<|im_end|>|d<|im_end|>"},
+		{late, two, " b<s>| d<s>"},
+		{thought + prompt, two, " b <|im_end|>|(e)d<|im_end|>"},
+		{body + prompt + "{% if not add_generation_prompt %}!{% endif %}", two, ""},
+		{body + "{% if add_generation_prompt %}<|im_start|>model:{% endif %}" + atEnd, two, ""},
+		{"{{ messages | length }}" + body + prompt, strings.ReplaceAll(two, `"a"`, `" "`), ""},
+		{"{% for m in messages %}{{ m.content | length }}{% endfor %}" + body + prompt + atEnd, two, ""}, // a mark changes it
 		{strings.ReplaceAll(body, "{{ m.content }}", "{{ m.content }}{{ m.content }}") + prompt + atEnd, two,
-			[]string{" b  b <|im_end|>", "dd<|im_end|>"}},
-		{"{{ (messages[2] or {}).content }}<s>{% if messages | length != 3 %}" + body + "{% endif %}" + prompt, two, nil},
+			" b  b <|im_end|>|dd<|im_end|>"},
+		{"{{ (messages[2] or {}).content }}<s>{% if messages | length != 3 %}" + body + "{% endif %}" + prompt, two, ""},
 	} {
-		wrong, _, err := wrongAnswers(t, c.template, c.record, c.want)
-		if (err == nil) != (c.want != nil) || wrong != "" || err != nil && !strings.Contains(err.Error(), "turn ") {
-			t.Errorf("%s:\n%s, %v, want %q", c.template, wrong, err, c.want)
+		got, _, err := targetText(t, c.template, c.record, false)
+		if (err == nil) != (c.want != "") || got != c.want || err != nil && !strings.Contains(err.Error(), "turn ") {
+			t.Errorf("%s:\n%q, %v, want %q", c.template, got, err, c.want)
 		}
 	}
 }

@@ -112,22 +112,19 @@ func gather(t testing.TB, l *Loader, index int64, layout partition.Layout, size 
 func TestLongSpans(t *testing.T) {
 	const seqLen = 3*scanChunk + 5
 	tokens := random(rand.New(rand.NewPCG(3, 4)), seqLen+1, 50)
-	l := must.Have(New(openTokens(t, 7, tokens...), Plan{SeqLen: seqLen, PackDocuments: true}))
-	want := expect(tokens, 0, seqLen, 7, true)
-	for _, size := range []int{1, 3} {
-		got := gather(t, l, 0, partition.Striped{}, size)
-		if !slices.Equal(got.ids, want.ids) || !slices.Equal(got.targets, want.targets) ||
-			!slices.Equal(got.positions, want.positions) {
-			t.Errorf("striped over %d ranks differs", size)
-		}
-	}
-	stride := scanChunk + 9
-	ids, targets, positions := make([]int32, 3), make([]int32, 3), make([]int, 3)
-	must.Do(t, l.Load(0, []partition.Span{{Start: 4, Len: 3, Stride: stride}}, ids, targets, positions))
-	for i := range 3 {
-		if p := 4 + i*stride; ids[i] != want.ids[p] || targets[i] != want.targets[p] ||
-			positions[i] != want.positions[p] {
-			t.Errorf("token %d differs", p)
+	for _, pack := range []bool{false, true} {
+		l := must.Have(New(openTokens(t, 7, tokens...), Plan{SeqLen: seqLen, PackDocuments: pack}))
+		want := expect(tokens, 0, seqLen, 7, pack)
+		for start, stride := range []int{1, 2, 3, scanChunk - 2, scanChunk - 1, scanChunk, scanChunk + 9} {
+			n := 1 + (seqLen-1-start)/stride
+			ids, targets, positions := make([]int32, n), make([]int32, n), make([]int, n)
+			must.Do(t, l.Load(0, []partition.Span{{Start: start, Len: n, Stride: stride}}, ids, targets, positions))
+			for i := range ids {
+				if p := start + i*stride; ids[i] != want.ids[p] || targets[i] != want.targets[p] ||
+					positions[i] != want.positions[p] {
+					t.Fatalf("pack %t, stride %d: token %d is %d, %d, %d", pack, stride, p, ids[i], targets[i], positions[i])
+				}
+			}
 		}
 	}
 }

@@ -71,26 +71,12 @@ func made(t *testing.T, written string, names ...string) string {
 	source.WriteString("#include <cuda.h>\n#include <stddef.h>\n" + written)
 	for _, name := range names {
 		if !strings.Contains(written, name+"(") {
-			fmt.Fprintf(
-				&source,
-				"int stand_in_%s(void) __asm__(\"%s\");\nint stand_in_%[1]s(void) { return 0; }\n",
-				name,
-				name,
-			)
+			fmt.Fprintf(&source, "int stand_in_%s(void) __asm__(\"%s\");\nint stand_in_%[1]s(void) { return 0; }\n", name, name)
 		}
 	}
 	dir := t.TempDir()
-	args := append(
-		strings.Fields(os.Getenv("CGO_CFLAGS")),
-		"-shared",
-		"-fPIC",
-		"-w",
-		"-x",
-		"c",
-		"-",
-		"-o",
-		filepath.Join(dir, "libcuda.so.1"),
-	)
+	args := append(strings.Fields(os.Getenv("CGO_CFLAGS")), "-shared", "-fPIC", "-w", "-x", "c", "-", "-o",
+		filepath.Join(dir, "libcuda.so.1"))
 	compile := exec.Command("cc", args...)
 	compile.Stdin = strings.NewReader(source.String())
 	if out, err := compile.CombinedOutput(); err != nil {
@@ -106,11 +92,8 @@ func names(t *testing.T, list string) []string {
 	args := append(strings.Fields(os.Getenv("CGO_CFLAGS")), "-E", "-P", "-x", "c", "-")
 	expand := exec.Command("cc", args...)
 	expand.Stdin = strings.NewReader(
-		fmt.Sprintf(
-			"#include <cuda.h>\n#include \"%s/functions.h\"\n#define NAME(name) (found name)\n%s(NAME)\n",
-			here,
-			list,
-		),
+		fmt.Sprintf("#include <cuda.h>\n#include \"%s/functions.h\"\n#define NAME(name) (found name)\n%s(NAME)\n", here,
+			list),
 	)
 	out, err := expand.Output()
 	if err != nil {
@@ -142,17 +125,8 @@ func TestNoDriver(t *testing.T) {
 	dir := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(dir, "libcuda.so.1"), []byte("no library"), 0o644))
 	out := with(t, dir)
-	contains(
-		t,
-		out,
-		"before: NotInitialized",
-		"absent: true",
-		"the NVIDIA driver is not on this machine (",
-		"libcuda.so.1: ",
-		"; install a driver for CUDA ",
-		"count: 0, NotInitialized",
-		"version: , the NVIDIA driver is not",
-	)
+	contains(t, out, "before: NotInitialized", "absent: true", "the NVIDIA driver is not on this machine (",
+		"libcuda.so.1: ", "; install a driver for CUDA ", "count: 0, NotInitialized", "version: , the NVIDIA driver is not")
 }
 
 func TestOldDriver(t *testing.T) {
@@ -195,12 +169,8 @@ CUresult cuGetErrorName(CUresult r, const char **s) {
 }
 CUresult cuGetErrorString(CUresult r, const char **s) { *s = "system has unsupported display driver"; return 0; }
 `, names(t, "CPRUN_DRIVER_NEEDED")...))
-	contains(
-		t,
-		out,
-		"absent: false, no device: false",
-		"the NVIDIA driver does not start: cuInit: system has unsupported display driver (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)",
-	)
+	contains(t, out, "absent: false, no device: false",
+		"the NVIDIA driver does not start: cuInit: system has unsupported display driver (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)")
 }
 
 // Calls reach the driver with all of their arguments, and the driver starts only once.
@@ -215,15 +185,7 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
 		? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 `, append(names(t, "CPRUN_DRIVER_NEEDED"), "cuLaunchKernel")...))
-	contains(
-		t,
-		out,
-		"before: NotInitialized",
-		"load: <nil>",
-		"count: 41, <nil>",
-		"version: 11.4, <nil>",
-		"launch: <nil>",
-	)
+	contains(t, out, "before: NotInitialized", "load: <nil>", "count: 41, <nil>", "version: 11.4, <nil>", "launch: <nil>")
 }
 
 // A future driver may remove functions that cprun does not call.

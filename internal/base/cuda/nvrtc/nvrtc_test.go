@@ -105,10 +105,7 @@ func TestCacheCompilesOnce(t *testing.T) {
 func TestCacheDistrustsDamage(t *testing.T) {
 	compiler, dir := open(t), t.TempDir()
 	want := compile(t, &Cache{Compiler: compiler, Dir: dir})
-	entry := filepath.Join(
-		dir,
-		Key(compiler.Version(), "scale.cu", []byte(kernel), headers, options("sm_90a"))+".cubin",
-	)
+	entry := filepath.Join(dir, Key(compiler.Version(), "scale.cu", []byte(kernel), headers, options("sm_90a"))+".cubin")
 	whole := must.Have(os.ReadFile(entry))
 	flipped := bytes.Clone(whole)
 	flipped[len(flipped)/2] ^= 1
@@ -174,8 +171,6 @@ func TestKeyTellsApart(t *testing.T) {
 	add("fewer headers", Key(v, n, s, map[string][]byte{"h": []byte("1")}, o))
 	add("another option", Key(v, n, s, h, []string{"-O", "-w"}))
 	add("joined options", Key(v, n, s, h, []string{"-O-v"}))
-	add(
-		"an option that looks like a header",
-		Key(v, n, s, map[string][]byte{"h": []byte("1")}, append([]string{"i", ""}, o...)),
-	)
+	add("an option that looks like a header",
+		Key(v, n, s, map[string][]byte{"h": []byte("1")}, append([]string{"i", ""}, o...)))
 }
