@@ -193,6 +193,9 @@ func small(n int) ([]Param, []Range) {
 // saved returns a directory with checkpoints of these steps, written by two ranks.
 func saved(t *testing.T, o Options, steps ...int64) (dir string, params []Param) {
 	t.Helper()
+	if o.Dir == nil && o.Keep == 0 {
+		return copied(t, steps...)
+	}
 	if o.Dir == nil {
 		o.Dir = rooted(filepath.Join(t.TempDir(), "checkpoints"))
 	}
@@ -203,6 +206,23 @@ func saved(t *testing.T, o Options, steps ...int64) (dir string, params []Param)
 	f.mustSave(t, steps...)
 	must.Do(t, f.close())
 	return o.Dir.Name(), f.params
+}
+
+// templates holds directories for copied, by their steps. closing removes them.
+var templates = map[string]string{}
+
+// copied returns a directory as two ranks leave it. It copies one, since saves wait for the disk.
+func copied(t *testing.T, steps ...int64) (dir string, params []Param) {
+	t.Helper()
+	params, _ = small(2)
+	dir = filepath.Join(t.TempDir(), "checkpoints")
+	key := fmt.Sprint(steps)
+	if templates[key] == "" {
+		templates[key] = must.Have(os.MkdirTemp("", "checkpoints-"))
+		saved(t, Options{Dir: rooted(templates[key])}, steps...)
+	}
+	must.Do(t, os.CopyFS(dir, os.DirFS(templates[key])))
+	return dir, params
 }
 
 // checkContent fails unless c holds the elements of its own step.
@@ -243,6 +263,26 @@ func latestStep(t *testing.T, dir string, params []Param) (int64, []string) {
 	defer c.Close()
 	checkContent(t, c, params)
 	return c.Manifest.Step, reasons
+}
+
+// checkLatest fails unless the newest complete checkpoint is of this step, and is found after this number of reasons.
+func checkLatest(t *testing.T, when, dir string, params []Param, want int64, reasons int) {
+	t.Helper()
+	if step, passed := latestStep(t, dir, params); step != want || len(passed) != reasons {
+		t.Errorf("%s: latest step is %d, want %d; passed over %q", when, step, want, passed)
+	}
+}
+
+// checkSteps fails unless a directory holds latest and the checkpoints of these steps, and nothing else.
+func checkSteps(t *testing.T, when, dir string, steps ...int64) {
+	t.Helper()
+	want := []string{latestName}
+	for _, step := range steps {
+		want = append(want, dirName(step))
+	}
+	if got := names(t, dir); !slices.Equal(got, want) {
+		t.Errorf("%s: the directory holds %q, want %q", when, got, want)
+	}
 }
 
 // names lists a directory without the lock and the generation records.

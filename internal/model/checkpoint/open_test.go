@@ -92,13 +92,9 @@ func TestBefore(t *testing.T) {
 	dir := t.TempDir()
 	must.Do(t, os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "before"))))
 	params, _ := small(2)
-	if step, reasons := latestStep(t, dir, params); step != 2 || len(reasons) > 0 {
-		t.Errorf("latest step is %d, passed over %q", step, reasons)
-	}
+	checkLatest(t, "before a save", dir, params, 2, 0)
 	saved(t, Options{Dir: rooted(dir), RunID: "after-0"}, 3)
-	if step, reasons := latestStep(t, dir, params); step != 3 || len(reasons) > 0 {
-		t.Errorf("latest step after a save is %d, passed over %q", step, reasons)
-	}
+	checkLatest(t, "after a save", dir, params, 3, 0)
 }
 
 // TestReadsWhatItNeeds checks that damage to a shard does not stop a rank that reads nothing from it.
@@ -149,10 +145,7 @@ func TestLatest(t *testing.T) {
 	} {
 		dir, params := saved(t, Options{}, 1, 2, 3)
 		c.prepare(dir)
-		if step, reasons := latestStep(t, dir, params); step != c.want || len(reasons) != c.reasons {
-			t.Errorf("%s: step %d, passed over %q, want step %d and %d reasons", c.name, step, reasons, c.want,
-				c.reasons)
-		}
+		checkLatest(t, c.name, dir, params, c.want, c.reasons)
 	}
 }
 

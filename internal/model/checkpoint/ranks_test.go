@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -19,13 +20,16 @@ func world(n int) []*comm.Group {
 	return groups
 }
 
-// closing closes the worlds after the tests, before the check for leaked goroutines.
+// closing closes the worlds after the tests, before the check for leaked goroutines, and removes the templates.
 type closing struct{ *testing.M }
 
 func (c closing) Run() int {
 	code := c.M.Run()
 	for _, g := range worlds {
 		g.Close()
+	}
+	for _, dir := range templates {
+		_ = os.RemoveAll(dir) // only temporary files
 	}
 	return code
 }

@@ -167,13 +167,12 @@ func TestDiskFull(t *testing.T) {
 					t.Errorf("rank %d of a disk that is full for rank %d: %v", rank, broken, err)
 				}
 			}
-			retry := func(rank int, s *Saver) error { // the second failure in a row
-				err := s.Save(t.Context(), f.snapshot(rank, 3))
-				return errors.Join(err, s.Wait())
-			}
 			for i, want := range []bool{true, false, true} {
-				if i > 0 {
-					f.each(func(rank int, s *Saver) error { errs[rank] = retry(rank, s); return nil })
+				if i > 0 { // the second failure in a row, and the third
+					f.each(func(rank int, s *Saver) error {
+						errs[rank] = errors.Join(s.Save(t.Context(), f.snapshot(rank, 3)), s.Wait())
+						return nil
+					})
 				}
 				for rank, err := range errs {
 					var retry *RetryError
@@ -191,20 +190,12 @@ func TestDiskFull(t *testing.T) {
 			if !errors.Is(errs[broken], syscall.ENOSPC) {
 				t.Errorf("rank %d: %v is not ENOSPC", broken, errs[broken])
 			}
-			if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000002"}; !slices.Equal(got,
-				want) {
-				t.Errorf("directory holds %q, want %q", got, want)
-			}
-			if step, _ := latestStep(t, dir, params); step != 2 {
-				t.Errorf("latest step is %d, want 2", step)
-			}
+			checkSteps(t, "full", dir, 1, 2)
+			checkLatest(t, "full", dir, params, 2, 0)
 			full.Store(false) // there is space again
-			if err := errors.Join(f.save(t, 5), f.close()); err != nil {
-				t.Errorf("save after there was room again: %v", err)
-			}
-			if got, want := names(t, dir), []string{"latest", "step-00000005"}; !slices.Equal(got, want) {
-				t.Errorf("directory holds %q, want %q", got, want)
-			}
+			f.mustSave(t, 5)
+			must.Do(t, f.close())
+			checkSteps(t, "with space again", dir, 5)
 		}
 	}
 }
@@ -321,24 +312,19 @@ func TestRunIDIsNoPath(t *testing.T) {
 
 func TestKeep(t *testing.T) {
 	for _, c := range []struct {
-		name  string
-		keep  int
-		steps []int64
-		want  []string
+		name        string
+		keep        int
+		steps, want []int64
 	}{
-		{"all", 0, []int64{1, 2, 3}, []string{"latest", "step-00000001", "step-00000002", "step-00000003"}},
-		{"one", 1, []int64{1, 2, 3}, []string{"latest", "step-00000003"}},
-		{"two", 2, []int64{1, 2, 3}, []string{"latest", "step-00000002", "step-00000003"}},
-		{"the same step again", 2, []int64{1, 2, 2}, []string{"latest", "step-00000001", "step-00000002"}},
-		{"gone back", 2, []int64{100, 200, 50}, []string{"latest", "step-00000050", "step-00000200"}},
+		{"all", 0, []int64{1, 2, 3}, []int64{1, 2, 3}},
+		{"one", 1, []int64{1, 2, 3}, []int64{3}},
+		{"two", 2, []int64{1, 2, 3}, []int64{2, 3}},
+		{"the same step again", 2, []int64{1, 2, 2}, []int64{1, 2}},
+		{"gone back", 2, []int64{100, 200, 50}, []int64{50, 200}},
 	} {
 		dir, params := saved(t, Options{Keep: c.keep}, c.steps...)
-		if got := names(t, dir); !slices.Equal(got, c.want) {
-			t.Errorf("%s: directory holds %q, want %q", c.name, got, c.want)
-		}
-		if step, _ := latestStep(t, dir, params); step != c.steps[len(c.steps)-1] {
-			t.Errorf("%s: latest step is %d, want %d", c.name, step, c.steps[len(c.steps)-1])
-		}
+		checkSteps(t, c.name, dir, c.want...)
+		checkLatest(t, c.name, dir, params, c.steps[len(c.steps)-1], 0)
 	}
 }
 
@@ -347,15 +333,11 @@ func TestKeepWhileLoading(t *testing.T) {
 	dir, params := saved(t, Options{}, 1, 2)
 	c := must.Have(Open(filepath.Join(dir, dirName(1))))
 	saved(t, Options{Dir: rooted(dir), RunID: "second", Keep: 1}, 3)
-	if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000003"}; !slices.Equal(got, want) {
-		t.Errorf("while step 1 is open the directory holds %q, want %q", got, want)
-	}
+	checkSteps(t, "while step 1 is open", dir, 1, 3)
 	checkContent(t, c, params)
 	must.Do(t, c.Close())
 	saved(t, Options{Dir: rooted(dir), RunID: "third", Keep: 1}, 4)
-	if got, want := names(t, dir), []string{"latest", "step-00000004"}; !slices.Equal(got, want) {
-		t.Errorf("afterwards it holds %q, want %q", got, want)
-	}
+	checkSteps(t, "afterwards", dir, 4)
 }
 
 // TestKeepCountsWhole checks that a damaged checkpoint does not count towards Keep.
@@ -363,11 +345,6 @@ func TestKeepCountsWhole(t *testing.T) {
 	dir, params := saved(t, Options{}, 1, 2, 3)
 	must.Do(t, os.Remove(filepath.Join(dir, dirName(3), manifestName)))
 	saved(t, Options{Dir: rooted(dir), RunID: "second", Keep: 2}, 4)
-	if got, want := names(t, dir), []string{"latest", "step-00000002", "step-00000003",
-		"step-00000004"}; !slices.Equal(got, want) {
-		t.Errorf("directory holds %q, want %q", got, want)
-	}
-	if step, _ := latestStep(t, dir, params); step != 4 {
-		t.Errorf("latest step is %d, want 4", step)
-	}
+	checkSteps(t, "with a damaged one", dir, 2, 3, 4)
+	checkLatest(t, "with a damaged one", dir, params, 4, 0)
 }
