@@ -34,8 +34,7 @@ func stream(t testing.TB, d *Device, name string) *Stream {
 
 func alloc0(t testing.TB, d *Device, bytes int64) *Memory {
 	t.Helper()
-	m := must.Have(d.Alloc(bytes))
-	return m
+	return must.Have(d.Alloc(bytes))
 }
 
 func pinned(t testing.TB, d *Device, bytes int64) *Pinned {
@@ -88,14 +87,12 @@ func compile(t testing.TB, d *Device, src string) *Module {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := must.Have(d.Load(cubin))
-	return m
+	return must.Have(d.Load(cubin))
 }
 
 func function(t testing.TB, m *Module, name string, shared int) *Function {
 	t.Helper()
-	f := must.Have(m.Function(name, shared))
-	return f
+	return must.Have(m.Function(name, shared))
 }
 
 // A gate blocks a stream until it is opened. Its kernel is loaded first, since loading a kernel may wait for the

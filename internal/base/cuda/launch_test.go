@@ -23,10 +23,8 @@ extern "C" __global__ void arguments(double *out, int a, long long b, int c, flo
 	out := alloc0(t, d, 80)
 	pair := make([]byte, 16)
 	pair[0], pair[9] = 7, 1
-	args := new(Args).View(tensor.Dense(out, tensor.F64, 0, [4]int{1, 1, 1, 10})).
-		Int(-1).
-		Int64(1<<40).
-		Int(3).Float(0.5).Int64(int64(math.Float64bits(1e100))).Int(6).Bytes(pair, 16).View(tensor.View{}).Int(9)
+	args := new(Args).View(tensor.Dense(out, tensor.F64, 0, [4]int{1, 1, 1, 10})).Int(-1).Int64(1<<40).Int(3).
+		Float(0.5).Int64(int64(math.Float64bits(1e100))).Int(6).Bytes(pair, 16).View(tensor.View{}).Int(9)
 	s.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 1}}, args)
 	want := []float64{-1, 1 << 40, 3, 0.5, 1e100, 6, 7, 256, 1, 9}
 	if got := get[float64](t, s, out.addr, 10); !slices.Equal(got, want) {
@@ -45,16 +43,8 @@ func TestStructArgument(t *testing.T) {
 	}{At: 1 << 40, Scale: 1e100, Unit: 0.5, Rows: -3}
 	x.Few[1].Lo, x.Few[1].Hi = 7, -8
 	got := Struct(new(Args).Int(2), &x).Int(9)
-	want := new(Args).Int(2).
-		Addr(x.At).
-		Int64(int64(math.Float64bits(x.Scale))).
-		Int(0).
-		Int(0).
-		Int(7).
-		Int(-8).
-		Float(0.5).
-		Int(-3).
-		Int(9)
+	want := new(Args).Int(2).Addr(x.At).Int64(int64(math.Float64bits(x.Scale))).Int(0).Int(0).Int(7).Int(-8).
+		Float(0.5).Int(-3).Int(9)
 	if got.n != want.n || got.buf != want.buf || got.apart {
 		t.Errorf("%d bytes %x, want %d bytes %x", got.n, got.buf[:got.n], want.n, want.buf[:want.n])
 	}

@@ -64,8 +64,7 @@ func TestOnlyRegularFilesAreOpened(t *testing.T) {
 
 func mustOpen(t *testing.T, path string) *os.File {
 	t.Helper()
-	f := must.Have(os.OpenFile(path, readFlags, 0))
-	return f
+	return must.Have(os.OpenFile(path, readFlags, 0))
 }
 
 func TestReadHasABound(t *testing.T) {

@@ -237,8 +237,8 @@ func TestOpenWantsARegularFile(t *testing.T) {
 func FuzzOpen(f *testing.F) {
 	var b bytes.Buffer
 	_ = Write(&b, map[string]string{"format": "pt"}, []Entry{
-		Floats("w", F32, []int{2, 2},
-			[]float32{1, 2, 3, 4}), Floats("h", BF16, []int{3}, []float32{1, 2, 3}), rawEntry("e", U8, []int{0}, nil),
+		Floats("w", F32, []int{2, 2}, []float32{1, 2, 3, 4}), Floats("h", BF16, []int{3}, []float32{1, 2, 3}),
+		rawEntry("e", U8, []int{0}, nil),
 	})
 	f.Add(b.Bytes())
 	f.Add(file(`{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}`, 1))

@@ -41,8 +41,7 @@ func costsOf(c planner.Costs) func(machine.Machine, int, int) planner.Costs {
 // assumed returns a machine in the form of --assume.
 func assumed(t *testing.T, properties string) machine.Machine {
 	t.Helper()
-	m := must.Have(machine.Assume(strings.Fields(properties)))
-	return m
+	return must.Have(machine.Assume(strings.Fields(properties)))
 }
 
 // planned decodes the JSON of cprun plan into to; nil: it returns the verbose text.

@@ -73,8 +73,7 @@ func TestClaim(t *testing.T) {
 // records lists the records of a directory.
 func records(t *testing.T, dir *os.Root) []string {
 	t.Helper()
-	all := must.Have(fs.Glob(dir.FS(), ".generation-*"))
-	return all
+	return must.Have(fs.Glob(dir.FS(), ".generation-*"))
 }
 
 var claimTrials = flag.Int("claim.trials", 300, "trials of TestClaimsOnANetworkFileSystem")

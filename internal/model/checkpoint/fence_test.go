@@ -52,6 +52,13 @@ func (h *hooked) RemoveAll(name string) error {
 	return h.do("remove", func() error { return h.store.RemoveAll(name) })
 }
 
+func (h *hooked) Rename(from, to string) error {
+	if err := h.store.Rename(from, to); err != nil {
+		return err
+	}
+	return h.do("renamed", func() error { return nil })
+}
+
 func (h *hooked) Pause(_ context.Context, d time.Duration) {
 	h.paused += d
 	_ = h.hook("pause")

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -167,20 +166,6 @@ func TestLockNamesItsHolder(t *testing.T) {
 	}
 }
 
-// A lostReply is a directory on a file server that loses its reply to the first rename.
-type lostReply struct {
-	store
-	renames int
-}
-
-func (d *lostReply) Rename(from, to string) error {
-	err := d.store.Rename(from, to)
-	if d.renames++; err == nil && d.renames == 1 {
-		err = &fs.PathError{Op: "rename", Path: from, Err: syscall.EIO}
-	}
-	return err
-}
-
 // An old start that removes a checkpoint of its own finds that a newer start has replaced it, also if the reply of the
 // file server is lost. It puts it back.
 func TestRemovalPutsBackANewerCheckpoint(t *testing.T) {
@@ -190,7 +175,13 @@ func TestRemovalPutsBackANewerCheckpoint(t *testing.T) {
 	s := old.savers[0]
 	for _, lost := range []bool{false, true} {
 		if lost {
-			s.dir = &lostReply{store: s.dir}
+			fault := error(syscall.EIO) // of the first one
+			s.dir = &hooked{store: s.dir, hook: func(call string) (err error) {
+				if call == "renamed" {
+					err, fault = fault, nil
+				}
+				return err
+			}}
 		}
 		if err := s.remove(dirName(1)); err != nil {
 			t.Errorf("reply lost: %t: %v", lost, err)

@@ -139,8 +139,7 @@ func newFleet(params []Param, ranges []Range, o Options) (*fleet, error) {
 func fleetOf(t *testing.T, n int, o Options) *fleet {
 	t.Helper()
 	params, ranges := small(n)
-	f := must.Have(newFleet(params, ranges, o))
-	return f
+	return must.Have(newFleet(params, ranges, o))
 }
 
 // save saves a checkpoint.

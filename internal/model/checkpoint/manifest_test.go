@@ -18,8 +18,7 @@ func golden(t testing.TB) []byte { return manifestFile(t, "manifest-1.json") }
 
 func manifestFile(t testing.TB, name string) []byte {
 	t.Helper()
-	data := must.Have(os.ReadFile(filepath.Join("testdata", name)))
-	return data
+	return must.Have(os.ReadFile(filepath.Join("testdata", name)))
 }
 
 // TestGolden checks that version 1 can be read, and that version 2 is written byte for byte as before.

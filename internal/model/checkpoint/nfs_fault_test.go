@@ -83,7 +83,7 @@ type start struct {
 	generation int64
 }
 
-// begin starts the run on new hosts. It returns nil if a fault ends it.
+// begin starts the run on new hosts.
 func (tr *trial) begin(rate int) *start {
 	tr.generation++
 	ranks := 1 + tr.r.IntN(3)
@@ -147,9 +147,6 @@ func (tr *trial) end(st *start) {
 func (tr *trial) alone(rate int) {
 	from := tr.check("before a start")
 	st := tr.begin(rate)
-	if st == nil {
-		return
-	}
 	if tr.r.IntN(2) == 0 {
 		h := st.hosts[tr.r.IntN(len(st.hosts))]
 		h.dies = 1 + tr.r.IntN(120)
@@ -168,9 +165,6 @@ func (tr *trial) alone(rate int) {
 func (tr *trial) beside(rate int) {
 	from := tr.check("before a start that is cut off")
 	old := tr.begin(rate)
-	if old == nil {
-		return
-	}
 	if err := old.savers[0].begin(); err != nil {
 		tr.end(old)
 		return
@@ -196,26 +190,22 @@ func (tr *trial) beside(rate int) {
 	sure, later := tr.sure, slices.Clone(tr.later) // constant while old is suspended
 	next := tr.begin(rate)
 	var known trial
-	if next != nil {
-		if err := next.savers[0].begin(); err == nil {
-			from, _ := tr.newest(tr.host(0))
-			known = trial{T: tr.T, r: tr.r, s: tr.s, sure: sure, later: later}
-			known.saves(next, tr.steps(from)...)
-		}
+	if err := next.savers[0].begin(); err == nil {
+		from, _ := tr.newest(tr.host(0))
+		known = trial{T: tr.T, r: tr.r, s: tr.s, sure: sure, later: later}
+		known.saves(next, tr.steps(from)...)
 	}
 	close(h.goOn)
 	<-ended
 	tr.end(old)
-	if next != nil {
-		if known.sure.generation == next.generation {
-			tr.sure, tr.later = known.sure, known.later
-		} else {
-			tr.later = append(tr.later, known.later...)
-		}
-		tr.check("after both")
-		tr.saves(next, 99) // the old start must not have harmed it
-		tr.end(next)
+	if known.sure.generation == next.generation {
+		tr.sure, tr.later = known.sure, known.later
+	} else {
+		tr.later = append(tr.later, known.later...)
 	}
+	tr.check("after both")
+	tr.saves(next, 99) // the old start must not have harmed it
+	tr.end(next)
 }
 
 // TestNetworkFileSystem saves and restores on simulated network file systems (nfs_test.go), many times. A restore

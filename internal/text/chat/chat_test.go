@@ -17,8 +17,7 @@ import (
 var now = time.Date(2026, 7, 4, 5, 6, 7, 0, time.UTC)
 
 func read(t testing.TB, name string) []byte {
-	raw := must.Have(os.ReadFile(filepath.Join("testdata", name)))
-	return raw
+	return must.Have(os.ReadFile(filepath.Join("testdata", name)))
 }
 
 func decoded(t testing.TB, raw string) Vars {

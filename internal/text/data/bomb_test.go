@@ -32,8 +32,7 @@ type bomb struct {
 }
 
 func encoded(t testing.TB, v any) []byte {
-	b := must.Have(thrift.Marshal(new(thrift.CompactProtocol), v))
-	return b
+	return must.Have(thrift.Marshal(new(thrift.CompactProtocol), v))
 }
 
 func (b bomb) file(t testing.TB) string {

@@ -29,8 +29,7 @@ func openTokens(t testing.TB, eos int, tokens ...uint16) *Dataset {
 	// There are two files, so that a sample crosses from one into the other.
 	half := len(tokens) / 2
 	dir := put(t, map[string]string{"a.bin": v1(tokens[:half]...), "b.bin": v1(tokens[half:]...)})
-	d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "*.bin")}, EOS: eos, Vocab: 1 << 16}))
-	return d
+	return must.Have(Open(Source{Paths: []string{filepath.Join(dir, "*.bin")}, EOS: eos, Vocab: 1 << 16}))
 }
 
 // A sample holds the expected tokens, targets and positions over all ranks, computed token by token.

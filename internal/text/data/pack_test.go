@@ -168,8 +168,7 @@ func packed(t *testing.T, p Plan, lens ...int) *Loader {
 	}
 	d := must.Have(open1(t, lines...))
 	p.Whole = true
-	l := must.Have(New(d, p))
-	return l
+	return must.Have(New(d, p))
 }
 
 // An epoch has the targets of all records that fit, each once, whatever the packing.

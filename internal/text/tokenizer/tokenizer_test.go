@@ -47,8 +47,7 @@ func oracles(t testing.TB) map[string]oracle {
 // parse reads a valid tokenizer.
 func parse(t testing.TB, raw []byte) *Tokenizer {
 	t.Helper()
-	tok := must.Have(Parse(raw))
-	return tok
+	return must.Have(Parse(raw))
 }
 
 // encode returns the ids of a text by a new encoder.

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -91,10 +92,8 @@ func names(t *testing.T, list string) []string {
 	here := must.Have(os.Getwd())
 	args := append(strings.Fields(os.Getenv("CGO_CFLAGS")), "-E", "-P", "-x", "c", "-")
 	expand := exec.Command("cc", args...)
-	expand.Stdin = strings.NewReader(
-		fmt.Sprintf("#include <cuda.h>\n#include \"%s/functions.h\"\n#define NAME(name) (found name)\n%s(NAME)\n", here,
-			list),
-	)
+	expand.Stdin = strings.NewReader(fmt.Sprintf("#include <cuda.h>\n#include \"%s/functions.h\"\n"+
+		"#define NAME(name) (found name)\n%s(NAME)\n", here, list))
 	out, err := expand.Output()
 	if err != nil {
 		t.Fatalf("cc -E: %v", err)
@@ -129,48 +128,35 @@ func TestNoDriver(t *testing.T) {
 		"libcuda.so.1: ", "; install a driver for CUDA ", "count: 0, NotInitialized", "version: , the NVIDIA driver is not")
 }
 
-func TestOldDriver(t *testing.T) {
-	var old []string
-	for _, name := range names(t, "CPRUN_DRIVER_NEEDED") {
-		if name != "cuLaunchKernelEx" && name != "cuTensorMapEncodeTiled" {
-			old = append(old, name)
-		}
-	}
-	out := with(t, made(t, version, old...))
-	contains(
-		t,
-		out,
-		"absent: false",
-		"the NVIDIA driver, for CUDA 11.4, is too old: its libcuda.so.1 has no cuLaunchKernelEx, cuTensorMapEncodeTiled; "+
-			"install a driver for CUDA ",
-		"count: 0, NotInitialized",
-	)
-	none := with(t, made(t, "int nothing;\n"))
-	contains(t, none, "the NVIDIA driver is too old: its libcuda.so.1 has no cuInit, ")
-}
-
-func TestNoDevice(t *testing.T) {
-	out := with(
-		t,
-		made(
-			t,
-			version+"CUresult cuInit(unsigned flags) { return CUDA_ERROR_NO_DEVICE; }\n",
-			names(t, "CPRUN_DRIVER_NEEDED")...),
-	)
-	contains(t, out, "absent: false, no device: true", "version: 11.4, <nil>")
-}
-
-func TestFailingDriver(t *testing.T) {
-	out := with(t, made(t, version+`
+// A future driver may remove functions that cprun does not call, and no others.
+func TestDrivers(t *testing.T) {
+	needed := names(t, "CPRUN_DRIVER_NEEDED")
+	old := slices.DeleteFunc(slices.Clone(needed), func(name string) bool {
+		return name == "cuLaunchKernelEx" || name == "cuTensorMapEncodeTiled"
+	})
+	for name, c := range map[string]struct {
+		written   string
+		functions []string
+		want      []string
+	}{
+		"old": {version, old, []string{"absent: false", "the NVIDIA driver, for CUDA 11.4, is too old: its libcuda.so.1 " +
+			"has no cuLaunchKernelEx, cuTensorMapEncodeTiled; install a driver for CUDA ", "count: 0, NotInitialized"}},
+		"empty": {"int nothing;\n", nil, []string{"the NVIDIA driver is too old: its libcuda.so.1 has no cuInit, "}},
+		"no device": {version + "CUresult cuInit(unsigned flags) { return CUDA_ERROR_NO_DEVICE; }\n", needed,
+			[]string{"absent: false, no device: true", "version: 11.4, <nil>"}},
+		"failing": {version + `
 CUresult cuInit(unsigned flags) { return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; }
 CUresult cuGetErrorName(CUresult r, const char **s) {
   *s = r == 803 ? "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" : "?";
   return 0;
 }
 CUresult cuGetErrorString(CUresult r, const char **s) { *s = "system has unsupported display driver"; return 0; }
-`, names(t, "CPRUN_DRIVER_NEEDED")...))
-	contains(t, out, "absent: false, no device: false",
-		"the NVIDIA driver does not start: cuInit: system has unsupported display driver (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)")
+`, needed, []string{"absent: false, no device: false", "the NVIDIA driver does not start: cuInit: system has " +
+			"unsupported display driver (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)"}},
+		"new": {version, needed, []string{"load: <nil>", "launch: UnknownErrorCode:36"}},
+	} {
+		t.Run(name, func(t *testing.T) { contains(t, with(t, made(t, c.written, c.functions...)), c.want...) })
+	}
 }
 
 // Calls reach the driver with all of their arguments, and the driver starts only once.
@@ -186,10 +172,4 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
 }
 `, append(names(t, "CPRUN_DRIVER_NEEDED"), "cuLaunchKernel")...))
 	contains(t, out, "before: NotInitialized", "load: <nil>", "count: 41, <nil>", "version: 11.4, <nil>", "launch: <nil>")
-}
-
-// A future driver may remove functions that cprun does not call.
-func TestDroppedFunction(t *testing.T) {
-	out := with(t, made(t, version, names(t, "CPRUN_DRIVER_NEEDED")...))
-	contains(t, out, "load: <nil>", "launch: UnknownErrorCode:36")
 }

@@ -81,8 +81,7 @@ func TestErrorsCarryTheLog(t *testing.T) {
 
 func compile(t *testing.T, c *Cache, opts ...string) []byte {
 	t.Helper()
-	cubin := must.Have(c.Compile("scale.cu", []byte(kernel), headers, append(options("sm_90a"), opts...)))
-	return cubin
+	return must.Have(c.Compile("scale.cu", []byte(kernel), headers, append(options("sm_90a"), opts...)))
 }
 
 func TestCacheCompilesOnce(t *testing.T) {
