@@ -57,14 +57,10 @@ func TestOnlyRegularFilesAreOpened(t *testing.T) {
 		t.Errorf("Open of nothing: %v", err)
 	}
 	// Replacing a file between the check and the open is also detected.
-	if _, err := regular("pipe", mustOpen(t, filepath.Join(dir, "pipe")), nil); !errors.Is(err, ErrIrregular) {
+	pipe := must.Have(os.OpenFile(filepath.Join(dir, "pipe"), readFlags, 0))
+	if _, err := regular("pipe", pipe, nil); !errors.Is(err, ErrIrregular) {
 		t.Errorf("a pipe that is open: %v", err)
 	}
-}
-
-func mustOpen(t *testing.T, path string) *os.File {
-	t.Helper()
-	return must.Have(os.OpenFile(path, readFlags, 0))
 }
 
 func TestReadHasABound(t *testing.T) {

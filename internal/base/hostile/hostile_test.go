@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -157,13 +156,11 @@ func TestHostile(t *testing.T) {
 		all := make()
 		n, kind := 0, all[0].kind
 		t.Run(kind, func(t *testing.T) {
-			free := newTokens(runtime.GOMAXPROCS(0))
 			for i := *begin % step; i < len(all); i += step {
 				in := all[i]
 				n++
-				t.Run(fmt.Sprintf("%d_%s", i, terminalName(in.name)), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%d_%.60q", i, in.name), func(t *testing.T) {
 					t.Parallel()
-					defer free()()
 					use := try(t, in)
 					mu.Lock()
 					defer mu.Unlock()
@@ -177,18 +174,6 @@ func TestHostile(t *testing.T) {
 	t.Logf("%d inputs (%s): at most %d MiB and %.2f s", total, strings.Join(told, ", "), most.Resident>>20,
 		most.Time.Seconds())
 }
-
-// newTokens returns a semaphore: the function waits until fewer than n callers hold it, and returns its release.
-func newTokens(n int) func() (free func()) {
-	tokens := make(chan struct{}, n)
-	return func() func() {
-		tokens <- struct{}{}
-		return func() { <-tokens }
-	}
-}
-
-// terminalName returns the name of an input's subtest.
-func terminalName(name string) string { return fmt.Sprintf("%.60q", name) }
 
 // try runs cprun on one input and checks the common requirements.
 func try(t *testing.T, in input) usage {

@@ -47,15 +47,6 @@ func FuzzLatest(f *testing.F) {
 	})
 }
 
-// outsideOf adds links to a checkpoints directory that lead out of it, and returns the outside directory, which must
-// not change.
-func outsideOf(t *testing.T) (dir, outside string) {
-	t.Helper()
-	dir, outside = filepath.Join(t.TempDir(), "checkpoints"), t.TempDir()
-	must.Do(t, os.Mkdir(dir, 0o755))
-	return dir, outside
-}
-
 // An attacker with write access to the run directory may place links there before the run.
 func TestSavesFollowNoLink(t *testing.T) {
 	for _, name := range []string{
@@ -63,7 +54,7 @@ func TestSavesFollowNoLink(t *testing.T) {
 		"step-00000001.tmp-first/manifest.json", "step-00000001.tmp-first/shard-00000-of-00002.safetensors",
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, outside := outsideOf(t)
+			dir, outside := t.TempDir(), t.TempDir()
 			target := filepath.Join(outside, "target")
 			if strings.HasPrefix(name, "step") && !strings.Contains(name, "/") {
 				target = outside

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,33 +14,44 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// A save that reads the state in pieces, none above PieceSize, makes the checkpoint of one from a copy. A failed read
-// fails the save.
+// A save that reads the state in pieces, none above PieceSize, makes the checkpoint of one from a copy, bit for bit,
+// including NaN and signed zeros. A failed read fails the save.
 func TestSaveInPieces(t *testing.T) {
 	params := []Param{{Name: "w", Shape: []int{2*PieceSize + 5}}, {Name: "b", Shape: []int{3}, Offset: 2*PieceSize + 7}}
 	own, want := Range{0, 2*PieceSize + 10}, make([]float32, 2*PieceSize+10)
 	for i := range want {
 		want[i] = float32(i)
 	}
-	for _, fault := range []error{nil, fs.ErrPermission} {
+	for i, bits := range []uint32{0x80000000, 1, 0x7f800000, 0xff800000, 0x7fc00001, 0xffc12345, 0x7f7fffff} {
+		want[i] = math.Float32frombits(bits)
+	}
+	for _, c := range []struct {
+		copy  bool
+		fault error
+	}{{}, {copy: true}, {fault: fs.ErrPermission}} {
 		s := must.Have(NewSaver(world(1)[0], Options{Dir: rooted(t.TempDir()), RunID: "run"}))
-		err := s.Save(t.Context(), Snapshot{Params: params, Ranges: []Range{own}, Fields: []Field{{Name: FieldParam}},
+		snap := Snapshot{Params: params, Ranges: []Range{own}, Fields: []Field{{Name: FieldParam}},
 			Read: func(_ context.Context, field int, lo int64, dst []float32) error {
 				if copy(dst, want[lo:]); field != 0 || len(dst) > PieceSize {
 					t.Errorf("%d elements of field %d at once", len(dst), field)
 				}
-				return fault
-			}})
-		if e := s.Close(); e != nil || !errors.Is(err, fault) {
-			t.Errorf("reads fail with %v: %v, %v", fault, err, e)
+				return c.fault
+			}}
+		if c.copy {
+			snap.Fields[0].Data, snap.Read = want, nil
 		}
-		if fault != nil {
+		err := s.Save(t.Context(), snap)
+		if e := s.Close(); e != nil || !errors.Is(err, c.fault) {
+			t.Errorf("reads fail with %v: %v, %v", c.fault, err, e)
+		}
+		if c.fault != nil {
 			continue
 		}
 		got := make([]float32, len(want))
 		must.Do(t, loadFrom(t, filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}))
 		want[2*PieceSize+5], want[2*PieceSize+6] = 0, 0 // between the parameters
-		if !slices.Equal(got, want) {
+		same := func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }
+		if !slices.EqualFunc(got, want, same) {
 			t.Error("the checkpoint has other elements")
 		}
 	}

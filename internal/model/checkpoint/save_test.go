@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -67,28 +66,6 @@ func TestReshard(t *testing.T) {
 					t.Fatalf("seed %d: Load(%v): %s = %v, want %v", seed, own, want[i].Name, got[i].Data, want[i].Data)
 				}
 			}
-		}
-	}
-}
-
-// TestBits checks that every float32 survives bit for bit, including NaN and signed zeros.
-func TestBits(t *testing.T) {
-	want := []uint32{0, 0x80000000, 1, 0x7f800000, 0xff800000, 0x7fc00001, 0xffc12345,
-		math.Float32bits(math.MaxFloat32)}
-	data := make([]float32, len(want))
-	for i, b := range want {
-		data[i] = math.Float32frombits(b)
-	}
-	params := []Param{{Name: "w", Shape: []int{2, 4}}}
-	s := must.Have(NewSaver(world(1)[0], Options{Dir: rooted(t.TempDir()), RunID: "run"}))
-	own := Range{0, 8}
-	err := s.Save(t.Context(), Snapshot{Params: params, Ranges: []Range{own}, Fields: []Field{{FieldParam, data}}})
-	must.Do(t, errors.Join(err, s.Close()))
-	got := make([]float32, 8)
-	must.Do(t, loadFrom(t, filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}))
-	for i := range got {
-		if b := math.Float32bits(got[i]); b != want[i] {
-			t.Errorf("element %d = %08x, want %08x", i, b, want[i])
 		}
 	}
 }

@@ -53,39 +53,3 @@ func TestTheOrderIsFixed(t *testing.T) {
 		}
 	}
 }
-
-// Over many seeds every sample comes about equally often at every place. The chi-square statistic must be near its
-// degrees of freedom.
-func TestTheOrderIsFair(t *testing.T) {
-	for _, n := range []int64{2, 3, 5, 16, 33} {
-		const seeds = 4000
-		count := make([]float64, n*n)
-		for seed := range int64(seeds) {
-			o := newPermutation(n, seed, 0)
-			for i := range n {
-				count[i*n+o.at(i)]++
-			}
-		}
-		want, chi := float64(seeds)/float64(n), 0.0
-		for _, c := range count {
-			chi += (c - want) * (c - want) / want
-		}
-		free := float64((n - 1) * (n - 1))
-		if chi > 2*free+20 {
-			t.Errorf("%d samples: chi-square %.1f with %.0f degrees of freedom", n, chi, free)
-		}
-	}
-}
-
-func TestSeedsAndEpochsDiffer(t *testing.T) {
-	seen := map[int64][2]int64{}
-	for seed := range int64(20) {
-		for epoch := range int64(20) {
-			first := newPermutation(1<<40, seed, epoch).at(12345)
-			if other, ok := seen[first]; ok {
-				t.Errorf("seed %d epoch %d is ordered like seed %d epoch %d", seed, epoch, other[0], other[1])
-			}
-			seen[first] = [2]int64{seed, epoch}
-		}
-	}
-}

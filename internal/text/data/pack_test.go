@@ -115,8 +115,6 @@ func TestPackingOfTracesIsDense(t *testing.T) {
 	}
 	samples := int64(len(k.first) - 1)
 	waste := 1 - float64(total)/float64(samples*128<<10)
-	t.Logf("%d traces in %d samples of 128K: %.2f %% of the places are empty; one a sample: %.1f %%", len(lens), samples,
-		100*waste, 100*(1-float64(total)/float64(int64(len(lens))*128<<10)))
 	if waste > 0.02 {
 		t.Errorf("waste %.4f", waste)
 	}
