@@ -67,15 +67,6 @@ func TestTextIsWhatTheTokenizerMakesOfIt(t *testing.T) {
 	must.Have(d.Check(true))
 }
 
-func TestBytesMayStandBesideIDs(t *testing.T) {
-	dir := put(t, map[string]string{"a.jsonl": `{"text":"ab"}` + "\n" + `{"input_ids":[7],"labels":[-100]}`,
-		"b.jsonl": `{"text":"c"}`})
-	d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "*.jsonl")}, Tokenizer: asBytes, EOS: 256, Vocab: 257}))
-	if got, want := all(t, d), []int32{'a', 'b', 256, 7, 'c', 256}; !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
-}
-
 func TestTextThatCannotBeEncodedIsExplained(t *testing.T) {
 	path := llama(t)
 	for _, tc := range []struct{ name, content, want string }{
