@@ -257,7 +257,7 @@ func (c *talk) read(o *chat.Dict, format string) (prompt int, err error) {
 // parsed returns a value that may be held as JSON.
 func parsed(v chat.Value) chat.Value {
 	if text, ok := v.(string); ok {
-		v, _ = jsonValue(text)
+		v, _ = chat.Decode([]byte(text))
 	}
 	return v
 }

@@ -59,9 +59,13 @@ func objects(r io.Reader, f func(*chat.Dict) error) error {
 		b.Discard(3)
 	}
 	d := json.NewDecoder(&lenient{in: b})
-	d.UseNumber()
 	for n := 0; d.More(); n++ {
-		v, err := decode(d)
+		var raw json.RawMessage
+		err := d.Decode(&raw)
+		var v chat.Value
+		if err == nil {
+			v, err = chat.Decode(raw)
+		}
 		if err != nil {
 			return err
 		}
@@ -90,49 +94,6 @@ func objects(r io.Reader, f func(*chat.Dict) error) error {
 
 // recordKeys lists the keys that records have alone.
 var recordKeys = []string{"text", "input_ids", "messages", "conversations"}
-
-// decode reads a value.
-func decode(d *json.Decoder) (v chat.Value, err error) {
-	t, err := d.Token()
-	switch {
-	case err != nil:
-		return nil, err
-	case t == json.Delim('['):
-		list := []chat.Value{}
-		for d.More() {
-			if v, err = decode(d); err != nil {
-				return nil, err
-			}
-			list = append(list, v)
-		}
-		_, err = d.Token()
-		return list, err
-	case t == json.Delim('{'):
-		o := chat.NewDict()
-		for d.More() {
-			key, err := d.Token()
-			if err != nil {
-				return nil, err
-			}
-			if v, err = decode(d); err != nil {
-				return nil, err
-			}
-			o.Set(key.(string), v)
-		}
-		_, err = d.Token()
-		return o, err
-	}
-	if n, ok := t.(json.Number); ok {
-		return number(string(n)), nil
-	}
-	return t, nil
-}
-
-// number returns a number, with all digits of an integer.
-func number(text string) chat.Value {
-	v, _ := chat.Decode([]byte(text)) // it reads every number
-	return v
-}
 
 // A lenient replaces the NaN and infinities of Python's JSON by null, line by line: no string goes over two.
 type lenient struct {
@@ -238,7 +199,7 @@ func arrowValue(field arrow.Field, a arrow.Array, i int) (v chat.Value, err erro
 	}
 	switch name, _ := field.Metadata.GetValue(nameKey); name {
 	case "arrow.json":
-		return jsonValue(a.ValueStr(i))
+		return chat.Decode([]byte(a.ValueStr(i)))
 	case "arrow.bool8":
 		return a.ValueStr(i) != "0", nil
 	case "arrow.uuid":
@@ -251,7 +212,7 @@ func arrowValue(field arrow.Field, a arrow.Array, i int) (v chat.Value, err erro
 		return a.ValueStr(i), nil
 	}
 	if arrow.IsInteger(a.DataType().ID()) {
-		return number(a.ValueStr(i)), nil
+		return chat.Decode([]byte(a.ValueStr(i)))
 	}
 	return true, nil // no record has it
 }
@@ -264,12 +225,6 @@ func uuid(b []byte) string {
 		return ""
 	}
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
-}
-
-func jsonValue(text string) (chat.Value, error) {
-	d := json.NewDecoder(strings.NewReader(text))
-	d.UseNumber()
-	return decode(d)
 }
 
 // parquetRows calls f with each row of a file of Parquet.
@@ -389,11 +344,11 @@ func parquetValue(v any, node parquet.Node) (chat.Value, error) {
 		return uuid(v[:]), nil
 	case string:
 		if node.Leaf() && node.Type().String() == "JSON" {
-			return jsonValue(v)
+			return chat.Decode([]byte(v))
 		}
 		return v, nil
 	case int32, int64, uint32, uint64:
-		return number(fmt.Sprint(v)), nil
+		return chat.Decode(fmt.Append(nil, v))
 	case float32:
 		return float64(v), nil
 	}
