@@ -16,7 +16,6 @@ import (
 	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/internal/run/train"
@@ -216,7 +215,7 @@ func (o *EvalOptions) base(
 	if isModel(path, o.Step) {
 		set = []string{"model.from=" + path}
 	} else {
-		c, skipped, err := checkpointOf(ctx, path, o.Step)
+		c, skipped, err := ofStep(ctx, path, o.Step, orModel)
 		if err != nil {
 			return "", "", nil, err
 		}
@@ -247,14 +246,8 @@ func isModel(path string, step int64) bool {
 	return (err == nil || adapter == nil) && step == 0
 }
 
-// checkpointOf works like ofStep, for commands that also take a Hugging Face directory.
-func checkpointOf(ctx context.Context, path string, step int64) (*checkpoint.Checkpoint, []string, error) {
-	c, skipped, err := ofStep(ctx, path, step)
-	if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {
-		err = inputf("%w; name a run directory, a checkpoint, or a Hugging Face directory with config.json", err)
-	}
-	return c, skipped, err
-}
+// orModel names what commands take that also read a Hugging Face directory.
+const orModel = "a run directory, a checkpoint, or a Hugging Face directory with config.json"
 
 func (o *EvalOptions) write(e *evaluation) error {
 	if o.JSON {

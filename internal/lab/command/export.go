@@ -51,10 +51,7 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	if _, ok := exportTypes[o.DType]; !ok && o.DType != "auto" {
 		return 0, inputf("--dtype %q: want fp32, bf16, fp16 or auto", o.DType)
 	}
-	c, skipped, err := ofStep(ctx, run, o.Step)
-	if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {
-		err = inputf("%w; name a run directory or a checkpoint", err)
-	}
+	c, skipped, err := ofStep(ctx, run, o.Step, "a run directory or a checkpoint")
 	if err != nil {
 		return 0, err
 	}
@@ -167,8 +164,10 @@ func (o *ExportOptions) adapter(cfg *config.Config, c *checkpoint.Checkpoint,
 	return nil
 }
 
-// ofStep opens the checkpoint of a step of a run; 0: the newest. skipped has lines on damaged newer ones.
-func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoint, skipped []string, err error) {
+// ofStep opens the checkpoint of a step of a run; 0: the newest. skipped has lines on damaged newer ones. If there is
+// none, the error says to name one of kinds.
+func ofStep(ctx context.Context, run string, step int64, kinds string) (c *checkpoint.Checkpoint, skipped []string,
+	err error) {
 	path, reasons := run, []string(nil)
 	if step > 0 {
 		path, err = checkpoint.OfStep(run, step)
@@ -180,9 +179,17 @@ func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoi
 		if name := terminal.Name(run); !strings.Contains(err.Error(), name) {
 			err = fmt.Errorf("%s: %w", name, err)
 		}
-		return nil, nil, inputf("%w%s", err, because(reasons))
+		if err = inputf("%w%s", err, because(reasons)); none(err) {
+			err = inputf("%w; name %s", err, kinds)
+		}
+		return nil, nil, err
 	}
 	return c, allSkipped(reasons), nil
+}
+
+// none reports whether an error means that there is no checkpoint.
+func none(err error) bool {
+	return errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist)
 }
 
 // ofBytes reports whether a model was trained on the bytes of text.

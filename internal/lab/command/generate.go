@@ -21,7 +21,6 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/backends"
-	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/hf"
@@ -356,34 +355,26 @@ func sourceOfModel(path string) (*source, error) {
 	return w, nil
 }
 
-func sourceOfRun(ctx context.Context, path string, o *GenerateOptions) (*source, error) {
-	c, skipped, err := checkpointOf(ctx, path, o.Step)
+func sourceOfRun(ctx context.Context, path string, o *GenerateOptions) (w *source, err error) {
+	c, skipped, err := ofStep(ctx, path, o.Step, orModel)
 	if err != nil {
 		return nil, err
 	}
-	w, err := sourceOf(ctx, c, o.Set)
+	cfg, initial, err := savedModel(ctx, c, o.Set)
 	if err != nil {
 		c.Close()
 		return nil, &InputError{err}
 	}
-	w.notes = skipped
-	return w, nil
-}
-
-func sourceOf(ctx context.Context, c *checkpoint.Checkpoint, set []string) (*source, error) {
-	cfg, initial, err := savedModel(ctx, c, set)
-	if err != nil {
-		return nil, err
-	}
-	w := &source{what: terminal.Name(c.Dir), cfg: exported(cfg), tokenizer: tokenizerOf(cfg),
-		template: cfg.Data.ChatTemplate}
+	w = &source{what: terminal.Name(c.Dir), cfg: exported(cfg), tokenizer: tokenizerOf(cfg),
+		template: cfg.Data.ChatTemplate, notes: skipped}
 	w.close = func() { c.Close(); initial.Close() }
 	w.positions = w.cfg.MaxPositionEmbedding
 	if id := cfg.Data.EOSTokenID; id >= 0 {
 		w.ends = append(w.ends, id)
 	}
 	if w.own, err = w.cfg.SpecialIDs("eos_token_id"); err != nil {
-		return nil, err
+		w.close()
+		return nil, &InputError{err}
 	}
 	if ends, err := hf.Ends(cfg.Model.From); err == nil && cfg.Model.From != "" { // it may be gone
 		w.own = append(w.own, ends...)

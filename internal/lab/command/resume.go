@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -32,7 +31,7 @@ func (o *TrainOptions) namedCheckpoint(ctx context.Context, r *ready) (*origin, 
 		return nil, nil
 	}
 	c, reasons, err := checkpoint.Find(ctx, o.Resume)
-	if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {
+	if none(err) {
 		err = fmt.Errorf("%w; write auto, never, or the path of a checkpoint or run", err)
 	}
 	if err != nil {
