@@ -32,11 +32,6 @@ func stream(t testing.TB, d *Device, name string) *Stream {
 	return s
 }
 
-func alloc0(t testing.TB, d *Device, bytes int64) *Memory {
-	t.Helper()
-	return must.Have(d.Alloc(bytes))
-}
-
 func pinned(t testing.TB, d *Device, bytes int64) *Pinned {
 	t.Helper()
 	p := must.Have(d.AllocHost(bytes))
@@ -59,7 +54,7 @@ func size[T any](n int) int64 {
 // put copies xs to device memory.
 func put[T any](t testing.TB, s *Stream, xs []T) *Memory {
 	t.Helper()
-	m, p := alloc0(t, s.dev, size[T](len(xs))), pinned(t, s.dev, size[T](len(xs)))
+	m, p := must.Have(s.dev.Alloc(size[T](len(xs)))), pinned(t, s.dev, size[T](len(xs)))
 	copy(unsafe.Slice((*T)(p.ptr()), len(xs)), xs)
 	s.Copy(m.addr, uint64(uintptr(p.ptr())), size[T](len(xs)))
 	wait(t, s)
@@ -90,11 +85,6 @@ func compile(t testing.TB, d *Device, src string) *Module {
 	return must.Have(d.Load(cubin))
 }
 
-func function(t testing.TB, m *Module, name string, shared int) *Function {
-	t.Helper()
-	return must.Have(m.Function(name, shared))
-}
-
 // A gate blocks a stream until it is opened. Its kernel is loaded first, since loading a kernel may wait for the
 // device.
 type gate struct {
@@ -105,9 +95,8 @@ type gate struct {
 func newGate(t testing.TB, s *Stream) *gate {
 	t.Helper()
 	g := &gate{flag: pinned(t, s.dev, 8)}
-	g.f = function(t,
-		compile(t, s.dev, `extern "C" __global__ void gate(volatile int *flag) { while (!*flag) __nanosleep(1000); }`),
-		"gate", 0)
+	const spin = `extern "C" __global__ void gate(volatile int *flag) { while (!*flag) __nanosleep(1000); }`
+	g.f = must.Have(compile(t, s.dev, spin).Function("gate", 0))
 	g.open()
 	g.hold(s)
 	wait(t, s)

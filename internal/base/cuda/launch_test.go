@@ -7,20 +7,21 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/tensor"
 )
 
 func TestArguments(t *testing.T) {
 	d := device(t)
 	s := stream(t, d, "arguments")
-	f := function(t, compile(t, d, `
+	f := must.Have(compile(t, d, `
 struct alignas(16) Pair { long long a, b; };
 extern "C" __global__ void arguments(double *out, int a, long long b, int c, float d, double e, int f,
     const __grid_constant__ Pair g, char *h, int i) {
   out[0] = a; out[1] = b; out[2] = c; out[3] = d; out[4] = e; out[5] = f; out[6] = g.a;
   out[7] = g.b; out[8] = h == nullptr; out[9] = i;
-}`), "arguments", 0)
-	out := alloc0(t, d, 80)
+}`).Function("arguments", 0))
+	out := must.Have(d.Alloc(80))
 	pair := make([]byte, 16)
 	pair[0], pair[9] = 7, 1
 	args := new(Args).View(tensor.Dense(out, tensor.F64, 0, [4]int{1, 1, 1, 10})).Int(-1).Int64(1<<40).Int(3).
@@ -62,14 +63,14 @@ func TestStructArgument(t *testing.T) {
 func TestGridAndSharedMemory(t *testing.T) {
 	d := device(t)
 	s := stream(t, d, "shared")
-	f := function(t, compile(t, d, `
+	f := must.Have(compile(t, d, `
 extern "C" __global__ void fill(int *x, int bytes) {
   extern __shared__ char buf[];
   buf[bytes - 1] = 1;
   int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   int threads = blockDim.x * blockDim.y * blockDim.z;
   x[block * threads + (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x] = buf[bytes - 1];
-}`), "fill", d.SharedPerBlock)
+}`).Function("fill", d.SharedPerBlock))
 	x := put(t, s, make([]int32, 24*24+1))
 	s.Launch(f, Launch{Grid: Dim{2, 3, 4}, Block: Dim{4, 3, 2}, Shared: d.SharedPerBlock},
 		new(Args).Addr(x.addr).Int(d.SharedPerBlock))

@@ -7,12 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/tensor"
 )
 
 func TestSmallPiecesShareAllocations(t *testing.T) {
 	d := device(t)
-	a, b := alloc0(t, d, 1000), alloc0(t, d, 1)
+	a, b := must.Have(d.Alloc(1000)), must.Have(d.Alloc(1))
 	if a.addr%poolAlign != 0 || b.addr != a.addr+1024 {
 		t.Errorf("1000 bytes at %#x, then 1 byte at %#x", a.addr, b.addr)
 	}
@@ -21,14 +22,14 @@ func TestSmallPiecesShareAllocations(t *testing.T) {
 			t.Errorf("the allocation of %#x is %d bytes at %#x, %t", m.addr, bytes, base, ok)
 		}
 	}
-	large := alloc0(t, d, piece+1)
+	large := must.Have(d.Alloc(piece + 1))
 	if base, bytes, ok := d.Allocation(large.addr); !ok || base != large.addr || bytes != piece+poolAlign {
 		t.Errorf("the allocation of a large piece at %#x is %d bytes at %#x, %t", large.addr, bytes, base, ok)
 	}
 	for range poolBytes / piece {
-		alloc0(t, d, piece)
+		must.Have(d.Alloc(piece))
 	}
-	c := alloc0(t, d, 1)
+	c := must.Have(d.Alloc(1))
 	if base, _, ok := d.Allocation(c.addr); !ok || base == a.addr || c.addr >= base+poolBytes {
 		t.Errorf("a piece beyond the first allocation at %#x lies at %#x, in %#x, %t", a.addr, c.addr, base, ok)
 	}
@@ -48,7 +49,7 @@ func TestCopies(t *testing.T) {
 		want[i] = int32(i * i)
 	}
 	a := put(t, s, want)
-	b := alloc0(t, d, a.bytes)
+	b := must.Have(d.Alloc(a.bytes))
 	s.Memset(b.addr, 0xff, b.bytes)
 	s.Copy(b.addr+40, a.addr, 400)
 	s.Copy(b.addr, a.addr, 0) // a copy of 0 bytes
@@ -68,7 +69,7 @@ func TestPinnedIsHostMemory(t *testing.T) {
 	p := pinned(t, d, 20)
 	v := tensor.Dense(p.Host(), tensor.I32, 0, [4]int{1, 1, 1, 5})
 	copy(tensor.Data[int32](v), []int32{1, 2, 3, 4, 5})
-	m := alloc0(t, d, 20)
+	m := must.Have(d.Alloc(20))
 	s.Copy(m.addr, v.Addr(), 20)
 	if got := get[int32](t, s, m.addr, 5); !slices.Equal(got, []int32{1, 2, 3, 4, 5}) {
 		t.Errorf("the device read %v", got)

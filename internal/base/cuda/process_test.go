@@ -36,7 +36,7 @@ func asChild(t *testing.T) {
 func TestIPC(t *testing.T) {
 	d := device(t)
 	s := stream(t, d, "ipc")
-	alloc0(t, d, 5000) // the exported memory is not at the beginning of the allocation
+	must.Have(d.Alloc(5000)) // the exported memory is not at the beginning of the allocation
 	x := put(t, s, []int64{1, 2, 3, 4})
 	base, _, ok := d.Allocation(x.addr)
 	if !ok || base == x.addr {
@@ -84,7 +84,7 @@ func TestBrokenDeviceChild(t *testing.T) {
 	d := must.Have(Open(0))
 	a := must.Have(d.NewStream("a", false))
 	b := must.Have(d.NewStream("b", false))
-	f := function(t, compile(t, d, `extern "C" __global__ void trap(int x) { asm volatile("trap;"); }`), "trap", 0)
+	f := must.Have(compile(t, d, `extern "C" __global__ void trap(int x) { asm volatile("trap;"); }`).Function("trap", 0))
 	a.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 1}}, new(Args).Int(1))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

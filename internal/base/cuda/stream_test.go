@@ -46,7 +46,7 @@ func TestEventsOrderStreams(t *testing.T) {
 func TestManyEvents(t *testing.T) {
 	d := device(t)
 	a, b := stream(t, d, "a"), stream(t, d, "b")
-	x := alloc0(t, d, 4)
+	x := must.Have(d.Alloc(4))
 	var events []tensor.Event
 	for range 2*eventRing + 10 {
 		a.Memset(x.addr, 3, 4)
@@ -100,7 +100,7 @@ func TestPoison(t *testing.T) {
 func TestBadLaunch(t *testing.T) {
 	d := device(t)
 	a, b := stream(t, d, "a"), stream(t, d, "b")
-	f := function(t, compile(t, d, `extern "C" __global__ void nothing() {}`), "nothing", 0)
+	f := must.Have(compile(t, d, `extern "C" __global__ void nothing() {}`).Function("nothing", 0))
 	a.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 4096}}, new(Args))
 	err := a.Sync(t.Context())
 	var e *Error
@@ -121,7 +121,7 @@ func TestBadLaunch(t *testing.T) {
 func TestTrace(t *testing.T) {
 	d := device(t)
 	s := stream(t, d, "lane")
-	x := alloc0(t, d, 1<<20)
+	x := must.Have(d.Alloc(1 << 20))
 	var spans []tensor.Span
 	s.Trace(func(sp tensor.Span) { spans = append(spans, sp) })
 	s.Label("layer 1")
@@ -169,7 +169,7 @@ func TestWaitedIsCounted(t *testing.T) {
 func TestClock(t *testing.T) {
 	d := device(t)
 	s := stream(t, d, "clock")
-	x := alloc0(t, d, 1<<20)
+	x := must.Have(d.Alloc(1 << 20))
 	c := must.Have(s.NewClock(3))
 	for i := range 3 {
 		c.Mark(i)

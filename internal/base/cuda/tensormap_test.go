@@ -62,13 +62,13 @@ func TestTensorMapChild(t *testing.T) {
 	}
 	s := stream(t, d, "tma")
 	kind := os.Getenv("CPRUN_TEST_MAP")
-	f := function(t, compile(t, d, mapKinds[kind].Replace(fetchSource)), "fetch", 0)
+	f := must.Have(compile(t, d, mapKinds[kind].Replace(fetchSource)).Function("fetch", 0))
 	const rows, cols, x0, y0 = 8, 32, 20, 6
 	src := make([]float32, rows*cols)
 	for i := range src {
 		src[i] = float32(i + 1)
 	}
-	in, out := put(t, s, src), alloc0(t, d, 4*64)
+	in, out := put(t, s, src), must.Have(d.Alloc(4*64))
 	m := must.Have(d.TensorMap(
 		Tiled{Type: tensor.F32, Addr: in.addr, Shape: []int{cols, rows}, Strides: []int64{4 * cols}, Box: []int{16, 4}},
 	))

@@ -13,8 +13,7 @@ import (
 // Refresh does not accept another directory at the path of an open one. A directory that was renamed remains usable.
 func TestRefresh(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run")
-	root := must.Have(Make(path))
-	defer root.Close()
+	root := root(t, path)
 	made := must.Have(root.Stat("."))
 	for _, change := range []func() error{
 		func() error { return nil },
@@ -33,8 +32,7 @@ func TestRefresh(t *testing.T) {
 }
 
 func TestExclusive(t *testing.T) {
-	root := must.Have(Make(t.TempDir()))
-	defer root.Close()
+	root := root(t, t.TempDir())
 	for name, create := range map[string]func(*os.Root, string, []byte) error{
 		"exclusive": Exclusive, "secret": Secret, "published": Publish,
 	} {
@@ -53,8 +51,7 @@ func TestExclusive(t *testing.T) {
 
 // If a request was sent twice, the second reply is that the old name is missing.
 func TestRenameSentTwice(t *testing.T) {
-	root := must.Have(Make(t.TempDir()))
-	defer root.Close()
+	root := root(t, t.TempDir())
 	must.Do(t, root.Mkdir("a", 0o755))
 	made := must.Have(root.Lstat("a"))
 	must.Do(t, Rename(root, "a", "b"))

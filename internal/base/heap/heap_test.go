@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -17,26 +18,19 @@ func blocks(taken *int) func(int64) (tensor.Memory, error) {
 	}
 }
 
-func must(t *testing.T, h *Heap, n int) tensor.View {
-	t.Helper()
-	v, err := h.Alloc(tensor.U8, n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v
-}
+func alloc(h *Heap, n int) tensor.View { return must.Have(h.Alloc(tensor.U8, n)) }
 
 func TestHeapTakesTheSmallestGap(t *testing.T) {
 	taken := 0
 	h := New(64*align, blocks(&taken))
-	large, a := must(t, h, 4*align), must(t, h, 1)
-	small, b := must(t, h, 2*align), must(t, h, 1)
+	large, a := alloc(h, 4*align), alloc(h, 1)
+	small, b := alloc(h, 2*align), alloc(h, 1)
 	h.Free(large)
 	h.Free(small)
-	if v := must(t, h, align+1); v.Offset() != small.Offset() {
+	if v := alloc(h, align+1); v.Offset() != small.Offset() {
 		t.Errorf("it lies at %d, the smallest gap at %d", v.Offset(), small.Offset())
 	}
-	if v := must(t, h, 3*align); v.Offset() != large.Offset() {
+	if v := alloc(h, 3*align); v.Offset() != large.Offset() {
 		t.Errorf("it lies at %d, the gap that is left at %d", v.Offset(), large.Offset())
 	}
 	if a.Offset() == b.Offset() || taken != 1 {
@@ -48,11 +42,11 @@ func TestHeapJoinsGaps(t *testing.T) {
 	for _, order := range [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
 		taken := 0
 		h := New(3*align, blocks(&taken))
-		vs := [3]tensor.View{must(t, h, 1), must(t, h, 0), must(t, h, align)}
+		vs := [3]tensor.View{alloc(h, 1), alloc(h, 0), alloc(h, align)}
 		for _, i := range order {
 			h.Free(vs[i])
 		}
-		if v := must(t, h, 3*align); v.Offset() != 0 || taken != 1 {
+		if v := alloc(h, 3*align); v.Offset() != 0 || taken != 1 {
 			t.Errorf("freed in order %v: the whole block is at %d, of %d blocks", order, v.Offset(), taken)
 		}
 	}
@@ -61,14 +55,14 @@ func TestHeapJoinsGaps(t *testing.T) {
 func TestHeapTakesBlocks(t *testing.T) {
 	taken := 0
 	h := New(align, blocks(&taken))
-	a := must(t, h, 10*align) // more than a block
-	b := must(t, h, 1)
+	a := alloc(h, 10*align) // more than a block
+	b := alloc(h, 1)
 	if taken != 2 || a.Memory() == b.Memory() {
 		t.Errorf("%d blocks", taken)
 	}
 	h.Free(a.Reshape([4]int{10, align, 1, 1}))
 	h.Free(b)
-	if must(t, h, 10*align); taken != 2 {
+	if alloc(h, 10*align); taken != 2 {
 		t.Errorf("%d blocks", taken)
 	}
 }
@@ -84,9 +78,9 @@ func TestHeapTellsWhatItCannotHave(t *testing.T) {
 func TestHeapTakesBackOnlyItsOwn(t *testing.T) {
 	taken := 0
 	h := New(1<<12, blocks(&taken))
-	v := must(t, h, 1000)
+	v := alloc(h, 1000)
 	h.Free(v)
-	inside := must(t, h, 1000).Slice(tensor.Dim, 256, 512)
+	inside := alloc(h, 1000).Slice(tensor.Dim, 256, 512)
 	for name, wrong := range map[string]tensor.View{"twice": v.Slice(tensor.Dim, 300, 400),
 		"foreign": tensor.New(tensor.U8, 10), "part": inside} {
 		func() {
@@ -117,16 +111,7 @@ func TestHeapInAnyOrder(t *testing.T) {
 				out = slices.Delete(out, i, i+1)
 			} else {
 				dtype, n := []tensor.DType{tensor.U8, tensor.BF16, tensor.F32, tensor.F64}[rng.IntN(4)], rng.IntN(1<<rng.IntN(12))
-				var x twice
-				for _, p := range []struct {
-					h *Heap
-					v *tensor.View
-				}{{h, &x.v}, {again, &x.again}} {
-					var err error
-					if *p.v, err = p.h.Alloc(dtype, n); err != nil {
-						t.Fatal(err)
-					}
-				}
+				x := twice{must.Have(h.Alloc(dtype, n)), must.Have(again.Alloc(dtype, n))}
 				if x.v.Offset() != x.again.Offset() {
 					t.Fatalf("seed %d: the same calls give %d and %d", seed, x.v.Offset(), x.again.Offset())
 				}

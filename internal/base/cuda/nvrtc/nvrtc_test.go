@@ -151,9 +151,6 @@ func TestCacheWorksWithoutItsFolder(t *testing.T) {
 }
 
 func TestKeyTellsApart(t *testing.T) {
-	base := func() (string, string, []byte, map[string][]byte, []string) {
-		return "13.0", "a.cu", []byte("x"), map[string][]byte{"h": []byte("1"), "i": nil}, []string{"-O", "-v"}
-	}
 	seen := map[string]string{}
 	add := func(what, key string) {
 		if other, ok := seen[key]; ok {
@@ -161,7 +158,7 @@ func TestKeyTellsApart(t *testing.T) {
 		}
 		seen[key] = what
 	}
-	v, n, s, h, o := base()
+	v, n, s, h, o := "13.0", "a.cu", []byte("x"), map[string][]byte{"h": []byte("1"), "i": nil}, []string{"-O", "-v"}
 	add("the base", Key(v, n, s, h, o))
 	add("another version", Key("13.1", n, s, h, o))
 	add("another name", Key(v, "b.cu", s, h, o))
