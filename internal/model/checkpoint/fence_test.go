@@ -149,12 +149,9 @@ func TestFenceAwaitsRecords(t *testing.T) {
 		f, h := fenceIn(t, 6)
 		h.remote = !c.local
 		path := filepath.Join(h.Name(), generationName(6))
-		whole, err := os.ReadFile(path)
-		if err == nil && c.record != nil {
-			err = os.WriteFile(path, c.record, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
+		whole := must.Have(os.ReadFile(path))
+		if c.record != nil {
+			must.Do(t, os.WriteFile(path, c.record, 0o600))
 		}
 		opens := 0
 		h.hook = func(call string) error {
@@ -248,10 +245,7 @@ func TestFenceKnowsItsOwnRecord(t *testing.T) {
 func TestClaimFiles(t *testing.T) {
 	_, h := fenceIn(t, 99999999, 100000000)
 	dir := rooted(h.Name())
-	open := func() int {
-		all := must.Have(os.ReadDir("/dev/fd"))
-		return len(all)
-	}
+	open := func() int { return len(must.Have(os.ReadDir("/dev/fd"))) }
 	before := open()
 	for range 3 {
 		if n, err := NextGeneration(dir); n != 100000001 || err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -54,20 +55,12 @@ func value(step int64, field int, param string, i int64) float32 {
 
 // place assigns offsets in a flat space to the shapes, in random order with random gaps.
 func place(r *rand.Rand, shapes map[string][]int) (params []Param, total int64) {
-	var names []string
-	for name := range shapes {
-		names = append(names, name)
-	}
-	slices.Sort(names)
+	names := slices.Sorted(maps.Keys(shapes))
 	r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	for _, name := range names {
 		total += r.Int64N(3)
 		p := Param{Name: name, Shape: shapes[name], Offset: total}
-		span, err := p.span()
-		if err != nil {
-			panic(err)
-		}
-		params, total = append(params, p), span.Hi
+		params, total = append(params, p), must.Have(p.span()).Hi
 	}
 	r.Shuffle(len(params), func(i, j int) { params[i], params[j] = params[j], params[i] })
 	return params, total + r.Int64N(3)
@@ -287,9 +280,8 @@ func checkSteps(t *testing.T, when, dir string, steps ...int64) {
 // names lists a directory without the lock and the generation records.
 func names(t *testing.T, dir string) []string {
 	t.Helper()
-	entries := must.Have(os.ReadDir(dir))
 	var all []string
-	for _, e := range entries {
+	for _, e := range must.Have(os.ReadDir(dir)) {
 		if e.Name() != lockName && !generationPattern.MatchString(e.Name()) {
 			all = append(all, e.Name())
 		}

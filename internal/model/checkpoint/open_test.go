@@ -76,12 +76,8 @@ func TestDamage(t *testing.T) {
 			t.Errorf("%s: step %d, passed over %q, want step 1 and a reason with %q", c.name, step, reasons, c.reason)
 		}
 		// The damaged one must not load by name either.
-		own := Range{0, 0}
-		for _, p := range params {
-			span, _ := p.span()
-			own.Hi = max(own.Hi, span.Hi)
-		}
-		if err := loadFrom(t, newest, params, own, fill(nil, own, 0)...); !errors.Is(err, ErrNotWhole) {
+		_, own := small(1)
+		if err := loadFrom(t, newest, params, own[0], fill(nil, own[0], 0)...); !errors.Is(err, ErrNotWhole) {
 			t.Errorf("%s: Load = %v, want ErrNotWhole", c.name, err)
 		}
 	}
