@@ -246,7 +246,7 @@ func isModel(path string, step int64) bool {
 	return (err == nil || adapter == nil) && step == 0
 }
 
-// orModel names what commands take that also read a Hugging Face directory.
+// orModel names the paths of a command that also reads a Hugging Face directory.
 const orModel = "a run directory, a checkpoint, or a Hugging Face directory with config.json"
 
 func (o *EvalOptions) write(e *evaluation) error {
