@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 
@@ -122,17 +123,7 @@ func TestParquetBombs(t *testing.T) {
 	long := plain(strings.Repeat("a", 64<<10))
 	big, short := v1Page(1, format.Plain), v1Page(1, format.Plain)
 	big.UncompressedPageSize, short.UncompressedPageSize = 1<<30, 100
-	prefixes, err := new(delta.BinaryPackedEncoding).EncodeInt32(nil, append([]int32{0}, make([]int32, 4095)...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	lengths := make([]int32, 4096)
-	for i := range lengths {
-		lengths[i] = 1 << 20
-	}
-	if prefixes, err = new(delta.BinaryPackedEncoding).EncodeInt32(prefixes[:0], lengths); err != nil {
-		t.Fatal(err)
-	}
+	prefixes := must.Have(new(delta.BinaryPackedEncoding).EncodeInt32(nil, slices.Repeat([]int32{1 << 20}, 4096)))
 	deltas := binary.AppendUvarint(binary.AppendUvarint(binary.AppendUvarint(nil, 128), 4), many)
 	for name, tc := range map[string]struct {
 		bomb

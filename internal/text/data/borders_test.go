@@ -35,8 +35,7 @@ func TestWholeDocumentsHaveTokens(t *testing.T) {
 		{[]uint16{1, 2, 9}, 1, 2}, {[]uint16{1, 2, 9, 3, 4}, 2, 3}, {[]uint16{1, 2}, 1, 1}, {[]uint16{9, 1, 9}, 1, 1},
 		{nil, 0, 0},
 	} {
-		dir := put(t, map[string]string{"a.bin": v1(tc.tokens...)})
-		d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.bin")}, EOS: 9, Vocab: 20}))
+		d := must.Have(Open(sourceOf(t, in{"a.bin": v1(tc.tokens...)}, "*", 9, 20)))
 		l, err := New(d, Plan{SeqLen: 3, Whole: true, PackDocuments: true})
 		if tc.samples == 0 {
 			if err == nil {
@@ -79,11 +78,11 @@ func TestBlocksOfAMixtureEndWithTheEpoch(t *testing.T) {
 // A record that joins documents after many of one document is an error, unless attention stays inside documents, also
 // if the tokens come from the cache.
 func TestLateBordersAreNotCrossed(t *testing.T) {
-	dir := put(t, map[string]string{"a.jsonl": `{"input_ids": [1, 2, 3]}` + "\n" +
-		`{"input_ids": [4, 5, 6, 7], "position_ids": [0, 1, 0, 1]}`})
+	s := sourceOf(t, in{"a.jsonl": `{"input_ids": [1, 2, 3]}` + "\n" +
+		`{"input_ids": [4, 5, 6, 7], "position_ids": [0, 1, 0, 1]}`}, "*", -1, 20)
+	s.Cache.Dir = t.TempDir()
 	for range 2 {
-		d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, EOS: -1, Vocab: 20,
-			Cache: Cache{Dir: filepath.Join(dir, "cache")}}))
+		d := must.Have(Open(s))
 		if _, err := New(d, Plan{SeqLen: 3}); err == nil || !strings.Contains(err.Error(), "data.pack_documents") {
 			t.Errorf("without packing: %v", err)
 		}

@@ -126,12 +126,9 @@ func TestFilesAreEncodedOnce(t *testing.T) {
 	for i, change := range []func(){
 		func() { s.Vocab = 300 }, func() { s.EOS = 9 }, func() { s.Format = "text" },
 		func() { s.Chat = NewChat("", template, false) }, func() { s.Chat.All = true },
-		func() {
-			must.Do(t, os.WriteFile(template, []byte("{{ messages }}"), 0o666))
-		},
-		func() {
-			must.Do(t, os.WriteFile(path, []byte(`{"text":"abcd"}`), 0o666))
-		}} {
+		func() { must.Do(t, os.WriteFile(template, []byte("{{ messages }}"), 0o666)) },
+		func() { must.Do(t, os.WriteFile(path, []byte(`{"text":"abcd"}`), 0o666)) },
+	} {
 		change()
 		open(s, i+2)
 		open(s, i+2)
@@ -149,10 +146,7 @@ func TestDamagedEntriesAreEncodedAgain(t *testing.T) {
 	dir := put(t, map[string]string{"a.jsonl": `{"input_ids":[1,2,3],"loss_mask":[0,1,1]}`})
 	s := Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: asBytes, EOS: -1, Vocab: 256,
 		Cache: Cache{Dir: t.TempDir()}}
-	d, err := Open(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Have(Open(s))
 	want := all(t, d)
 	entry := filepath.Dir(d.parts[0].path)
 	left := filepath.Join(s.Cache.Dir, "."+filepath.Base(entry)+".tmp-0123456789abcdef")
@@ -160,16 +154,11 @@ func TestDamagedEntriesAreEncodedAgain(t *testing.T) {
 		for _, remove := range []bool{true, false} {
 			path := filepath.Join(entry, name)
 			if remove {
-				err = os.Remove(path)
+				must.Do(t, os.Remove(path))
 			} else {
-				err = os.Truncate(path, 1)
+				must.Do(t, os.Truncate(path, 1))
 			}
-			if err == nil {
-				err = os.MkdirAll(left, 0o777)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.MkdirAll(left, 0o777))
 			d := must.Have(Open(s))
 			if got := all(t, d); !reflect.DeepEqual(got, want) || !d.labelled() {
 				t.Errorf("%s: %v, want %v", name, got, want)

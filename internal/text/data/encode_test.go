@@ -135,19 +135,20 @@ func TestEncodingStopsWhereItsReaderDoes(t *testing.T) {
 func TestLabelsAreTheTargets(t *testing.T) {
 	lines := `{"input_ids":[1,2,3,4],"labels":[-100,-100,3,4]}` + "\n" + `{"input_ids":[5,6,7],"labels":[5,-100,9]}` +
 		"\n" + `{"input_ids":[8,9,10,11,12]}` + "\n"
-	dir := put(t, map[string]string{"a.jsonl": lines})
+	s := sourceOf(t, in{"a.jsonl": lines}, "*", -1, 20)
+	s.Tokenizer = NewTokenizer("", 0)
+	d := must.Have(Open(s))
 	for _, tc := range []struct {
 		pack    bool
-		targets string // of both samples
+		samples int64
+		targets string // of the first two
 		valid   [2]int
 	}{
-		{false, "[-1 3 4 -1 -1 -1 -1 -1] [-1 9 -1 -1 -1 -1 -1 -1]", [2]int{2, 1}},
-		{true, "[-1 3 4 -1 -1 -1 -1 -1] [-1 9 -1 9 10 11 12 -1]", [2]int{2, 5}},
+		{false, 3, "[-1 3 4 -1 -1 -1 -1 -1] [-1 9 -1 -1 -1 -1 -1 -1]", [2]int{2, 1}},
+		{true, 2, "[-1 3 4 -1 -1 -1 -1 -1] [-1 9 -1 9 10 11 12 -1]", [2]int{2, 5}},
 	} {
-		d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: NewTokenizer("", 0), EOS: -1,
-			Vocab: 20}))
 		l := must.Have(New(d, Plan{SeqLen: 8, PackDocuments: tc.pack, Whole: true}))
-		if want := map[bool]int64{true: 2, false: 3}[tc.pack]; l.Samples() != want || l.Valid(0) != tc.valid[0] || l.Valid(1) != tc.valid[1] || l.Alike() {
+		if l.Samples() != tc.samples || [2]int{l.Valid(0), l.Valid(1)} != tc.valid || l.Alike() {
 			t.Errorf("pack %v: %d samples, %d and %d targets, alike %v", tc.pack, l.Samples(), l.Valid(0), l.Valid(1),
 				l.Alike())
 		}
@@ -224,14 +225,7 @@ func TestFilesBesideTheTokenizerDecideTokens(t *testing.T) {
 	s := Source{Paths: []string{filepath.Join(dir, "a.txt")}, EOS: -1, Cache: Cache{Dir: t.TempDir()}}
 	read := func() (ids []int32, key string) {
 		s.Tokenizer = NewTokenizer(path, 0)
-		ids, err := s.Tokenizer.Encode("a<new>b")
-		if err == nil {
-			key, err = (&Dataset{source: s}).cacheKey(s.Paths)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ids, key
+		return must.Have(s.Tokenizer.Encode("a<new>b")), must.Have((&Dataset{source: s}).cacheKey(s.Paths))
 	}
 	ids, key := read()
 	settings := filepath.Join(dir, "tokenizer_config.json")

@@ -58,18 +58,16 @@ func TestTemplatesAreRecognised(t *testing.T) {
 		names[f.Name] = "{{ bos_token }}You are a captain.{{ tools }}" + unmarked(f)
 		names[f.Name+" that ends otherwise"] = unmarked(f) + "\n<end>"
 	}
-	plain, err := os.ReadFile("../chat/testdata/plain.jinja")
-	if names["ChatML"] = string(plain); err != nil {
-		t.Fatal(err)
-	}
+	names["ChatML"] = string(must.Have(os.ReadFile("../chat/testdata/plain.jinja")))
 	for name, source := range names {
 		template := must.Have(chat.Compile(source))
 		got := ""
 		if f := FormOf(template, chat.Vars{"bos_token": "<s>", "eos_token": "</s>"}); f != nil {
 			got = f.Name
 		}
-		if want := map[bool]string{true: name}[slices.ContainsFunc(Forms(), func(f Form) bool { return f.Name == name })]; got != want {
-			t.Errorf("%s: form %q, want %q", name, got, want)
+		known := slices.ContainsFunc(Forms(), func(f Form) bool { return f.Name == name })
+		if known && got != name || !known && got != "" {
+			t.Errorf("%s: form %q", name, got)
 		}
 	}
 	if FormOf(nil, nil) != nil {

@@ -103,13 +103,8 @@ func TestCacheVersionFollowsTheRules(t *testing.T) {
 func TestTheCacheIsKeyedByContent(t *testing.T) {
 	dir := put(t, map[string]string{"a.jsonl": `{"text":"abc"}`, "tok/tokenizer_config.json": "{}"})
 	path, passes := filepath.Join(dir, "a.jsonl"), 0
-	tok, err := os.ReadFile(chatDir + "tokenizer.json")
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "tok/tokenizer.json"), tok, 0o666)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	tok := must.Have(os.ReadFile(chatDir + "tokenizer.json"))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "tok/tokenizer.json"), tok, 0o666))
 	step := clockStep
 	defer func() { clockStep = step }()
 	s := Source{Paths: []string{path}, Tokenizer: asBytes, EOS: -1, Vocab: 2000,
@@ -124,13 +119,8 @@ func TestTheCacheIsKeyedByContent(t *testing.T) {
 	}
 	write := func(name, text string, at time.Time) {
 		t.Helper()
-		err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666)
-		if err == nil {
-			err = os.Chtimes(filepath.Join(dir, name), at, at)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666))
+		must.Do(t, os.Chtimes(filepath.Join(dir, name), at, at))
 	}
 	sums := func() []string {
 		list, _ := filepath.Glob(filepath.Join(s.Cache.Dir, "sum-*"))

@@ -185,8 +185,7 @@ func TestDocumentsEndWhereTheFilesSay(t *testing.T) {
 		{"*.jsonl", lines, 0, 7, "[4 3]", "[98 99 0 -1 101 0 -1]"},
 	} {
 		t.Run(fmt.Sprint(tc.glob, tc.eos), func(t *testing.T) {
-			d := must.Have(Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes,
-				EOS: tc.eos, Vocab: 256}))
+			d := must.Have(Open(sourceOf(t, tc.files, tc.glob, tc.eos, 256)))
 			l := must.Have(New(d, Plan{SeqLen: tc.seqLen, PackDocuments: true}))
 			got := gather(t, l, 0, partition.Zigzag{}, 3)
 			if fmt.Sprint(l.Docs(0)) != tc.docs || fmt.Sprint(got.targets) != tc.targets {
@@ -220,9 +219,8 @@ func TestPlansThatCannotBe(t *testing.T) {
 }
 
 func TestLoadsMayRunConcurrently(t *testing.T) {
-	dir := put(t, map[string]string{"a.jsonl": strings.Repeat("{\"text\":\"some words\"}\n{\"text\":\"and others\"}\n",
-		50)})
-	d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: asBytes, EOS: 0, Vocab: 256}))
+	lines := strings.Repeat("{\"text\":\"some words\"}\n{\"text\":\"and others\"}\n", 50)
+	d := must.Have(Open(sourceOf(t, in{"a.jsonl": lines}, "*", 0, 256)))
 	l := must.Have(New(d, Plan{SeqLen: 32, Shuffle: true, PackDocuments: true}))
 	want := all(t, d)
 	var wg sync.WaitGroup

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,8 +14,7 @@ import (
 
 // open1 opens lines of .jsonl as one file of ids.
 func open1(t testing.TB, lines ...string) (*Dataset, error) {
-	dir := put(t, map[string]string{"a.jsonl": strings.Join(lines, "\n")})
-	return Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: asBytes, EOS: -1, Vocab: 256})
+	return Open(sourceOf(t, in{"a.jsonl": strings.Join(lines, "\n")}, "*", -1, 256))
 }
 
 // Targets follow the causal loss of transformers: the logits of place i predict label i+1.

@@ -3,7 +3,6 @@ package data
 import (
 	"fmt"
 	"math"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,10 +19,8 @@ func loaders(t testing.TB, samples ...int) (parts []*Loader) {
 		for i := range tokens {
 			tokens[i] = uint16(k)
 		}
-		dir := put(t, map[string]string{"a.bin": v1(tokens...)})
-		d := must.Have(Open(Source{Paths: []string{filepath.Join(dir, "a.bin")}, EOS: -1, Vocab: 100}))
-		l := must.Have(New(d, Plan{SeqLen: 4, Shuffle: true, Seed: int64(k)}))
-		parts = append(parts, l)
+		d := must.Have(Open(sourceOf(t, in{"a.bin": v1(tokens...)}, "*", -1, 100)))
+		parts = append(parts, must.Have(New(d, Plan{SeqLen: 4, Shuffle: true, Seed: int64(k)})))
 	}
 	return parts
 }

@@ -46,7 +46,7 @@ func TestPairsReadAsTheyWereWritten(t *testing.T) {
 			t.Errorf("documents end at %v, %v", ends, err)
 		}
 		st, err := os.Stat(filepath.Join(dir, "out.bin"))
-		if size := map[bool]int64{true: 12, false: 24}[vocab < 65500]; err != nil || st.Size() != size ||
+		if small := vocab < 65500; err != nil || small && st.Size() != 12 || !small && st.Size() != 24 ||
 			st.Mode().Perm() != 0o644 {
 			t.Errorf("%v, %v", st, err)
 		}
@@ -55,19 +55,14 @@ func TestPairsReadAsTheyWereWritten(t *testing.T) {
 
 func TestPairsLeaveNothingBehind(t *testing.T) {
 	dir := t.TempDir()
-	p, err := NewPair(filepath.Join(dir, "out"), 10)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Have(NewPair(filepath.Join(dir, "out"), 10))
 	must.Do(t, p.Add([]int32{1}))
 	p.Remove()
 	if got := entries(t, dir); len(got) > 0 {
 		t.Errorf("left are %v", got)
 	}
 	// A directory takes the name of the .bin in the meantime, and no file can replace it.
-	if p, err = NewPair(filepath.Join(dir, "out"), 10); err != nil {
-		t.Fatal(err)
-	}
+	p = must.Have(NewPair(filepath.Join(dir, "out"), 10))
 	must.Do(t, os.MkdirAll(filepath.Join(dir, "out.bin", "x"), 0o777))
 	if err := p.Close(); err == nil {
 		t.Error("a directory was replaced")

@@ -16,8 +16,16 @@ import (
 	"github.com/cprun/cprun/internal/base/must"
 )
 
+// in holds the files of a directory.
+type in = map[string]string
+
+// sourceOf returns a source of the files that match a glob, with bytes as tokens.
+func sourceOf(t testing.TB, files in, glob string, eos, vocab int) Source {
+	return Source{Paths: []string{filepath.Join(put(t, files), glob)}, Tokenizer: asBytes, EOS: eos, Vocab: vocab}
+}
+
 // put writes files into a new directory.
-func put(t testing.TB, files map[string]string) string {
+func put(t testing.TB, files in) string {
 	dir := t.TempDir()
 	for name, content := range files {
 		path := filepath.Join(dir, name)
@@ -88,42 +96,39 @@ func all(t testing.TB, d *Dataset) []int32 {
 func TestFormatsByteByByte(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		files map[string]string
+		files in
 		glob  string
 		eos   int
 		vocab int
 		want  []int32
 	}{
-		{"v1", map[string]string{"a.bin": v1(1, 258, 65535)}, "a.bin", -1, 65536, []int32{1, 258, 65535}},
-		{"v7", map[string]string{"a.bin": v7(1, 70000, 128000)}, "a.bin", -1, 128256, []int32{1, 70000, 128000}},
-		{"sorted and joined, an empty one between", map[string]string{"b.bin": v1(), "c.bin": v7(4), "a.bin": v1(1, 2)},
+		{"v1", in{"a.bin": v1(1, 258, 65535)}, "a.bin", -1, 65536, []int32{1, 258, 65535}},
+		{"v7", in{"a.bin": v7(1, 70000, 128000)}, "a.bin", -1, 128256, []int32{1, 70000, 128000}},
+		{"sorted and joined, an empty one between", in{"b.bin": v1(), "c.bin": v7(4), "a.bin": v1(1, 2)},
 			"*.bin", -1, 9, []int32{1, 2, 4}},
-		{"text", map[string]string{"a.txt": "hé"}, "a.txt", -1, 256, []int32{'h', 0xc3, 0xa9}},
-		{"text with eos, an empty file is no document", map[string]string{"a.txt": "ab", "b.txt": "", "c": "d"}, "*",
-			256, 257, []int32{'a', 'b', 256, 'd', 256}},
-		{"words that files of other kinds begin with", map[string]string{"a.txt": "PAR1", "b.txt": "%PDF-é"}, "*.txt",
-			-1, 256, []int32{'P', 'A', 'R', '1', '%', 'P', 'D', 'F', '-', 0xc3, 0xa9}},
-		{"jsonl", map[string]string{"a.jsonl": `{"text":"ab","id":1}` + "\n\n" +
-			`{"x":{"text":"no"},"text":"c\u00e9"}`}, "*.jsonl", -1, 256, []int32{'a', 'b', 'c', 0xc3, 0xa9}},
-		{"jsonl with eos", map[string]string{"a.jsonl": `{"text":"ab"}` + "\r\n" + `{"text":""}` + "\n" +
-			`{"text":"c"}` + "\n"}, "*.jsonl", 0, 256, []int32{'a', 'b', 0, 'c', 0}},
-		{"megatron uint16", map[string]string{"a.bin": "\x01\x00\xff\xff\x02\x00", "a.idx": idx(8, 2, 2, 1)}, "a.*", -1,
-			65536, []int32{1, 65535, 2}},
-		{"megatron int32", map[string]string{"a.bin": "\x01\x00\x01\x00\x02\x00\x00\x00", "a.idx": idx(4, 4, 2)},
-			"a.bin", -1, 65538, []int32{65537, 2}},
-		{"megatron int8", map[string]string{"a.bin": "\x01\x7f", "a.idx": idx(2, 1, 0, 2)}, "a.bin", -1, 128,
-			[]int32{1, 127}},
-		{"megatron int64", map[string]string{"a.bin": "\x07\x00\x00\x00\x00\x00\x00\x00", "a.idx": idx(5, 8, 1)},
-			"a.bin", -1, 128, []int32{7}},
+		{"text", in{"a.txt": "hé"}, "a.txt", -1, 256, []int32{'h', 0xc3, 0xa9}},
+		{"text with eos, an empty file is no document", in{"a.txt": "ab", "b.txt": "", "c": "d"}, "*", 256, 257,
+			[]int32{'a', 'b', 256, 'd', 256}},
+		{"words that files of other kinds begin with", in{"a.txt": "PAR1", "b.txt": "%PDF-é"}, "*.txt", -1, 256,
+			[]int32{'P', 'A', 'R', '1', '%', 'P', 'D', 'F', '-', 0xc3, 0xa9}},
+		{"jsonl", in{"a.jsonl": `{"text":"ab","id":1}` + "\n\n" + `{"x":{"text":"no"},"text":"c\u00e9"}`},
+			"*.jsonl", -1, 256, []int32{'a', 'b', 'c', 0xc3, 0xa9}},
+		{"jsonl with eos", in{"a.jsonl": `{"text":"ab"}` + "\r\n" + `{"text":""}` + "\n" + `{"text":"c"}` + "\n"},
+			"*.jsonl", 0, 256, []int32{'a', 'b', 0, 'c', 0}},
+		{"megatron uint16", in{"a.bin": "\x01\x00\xff\xff\x02\x00", "a.idx": idx(8, 2, 2, 1)}, "a.*", -1, 65536,
+			[]int32{1, 65535, 2}},
+		{"megatron int32", in{"a.bin": "\x01\x00\x01\x00\x02\x00\x00\x00", "a.idx": idx(4, 4, 2)}, "a.bin", -1, 65538,
+			[]int32{65537, 2}},
+		{"megatron int8", in{"a.bin": "\x01\x7f", "a.idx": idx(2, 1, 0, 2)}, "a.bin", -1, 128, []int32{1, 127}},
+		{"megatron int64", in{"a.bin": "\x07\x00\x00\x00\x00\x00\x00\x00", "a.idx": idx(5, 8, 1)}, "a.bin", -1, 128,
+			[]int32{7}},
 		{"directories within directories, without dot files",
-			map[string]string{"a.txt": "a", ".b.txt": "b", "in/c.txt": "c", "in/.d/e.txt": "e"}, "**/*.txt", -1, 256,
-			[]int32{'a', 'c'}},
-		{"a table by another name", map[string]string{"a.txt": "x,y"}, "*", -1, 256, []int32{'x', ',', 'y'}},
-		{"a name with brackets", map[string]string{"a[1].txt": "x"}, "a[1].txt", -1, 256, []int32{'x'}},
+			in{"a.txt": "a", ".b.txt": "b", "in/c.txt": "c", "in/.d/e.txt": "e"}, "**/*.txt", -1, 256, []int32{'a', 'c'}},
+		{"a table by another name", in{"a.txt": "x,y"}, "*", -1, 256, []int32{'x', ',', 'y'}},
+		{"a name with brackets", in{"a[1].txt": "x"}, "a[1].txt", -1, 256, []int32{'x'}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := must.Have(Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes,
-				EOS: tc.eos, Vocab: tc.vocab}))
+			d := must.Have(Open(sourceOf(t, tc.files, tc.glob, tc.eos, tc.vocab)))
 			if got := all(t, d); !slices.Equal(got, tc.want) {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
@@ -135,96 +140,85 @@ func TestFormatsByteByByte(t *testing.T) {
 }
 
 func TestWrongSourcesAreExplained(t *testing.T) {
-	for _, tc := range []struct {
-		name  string
-		files map[string]string
-		glob  string
-		eos   int
-		vocab int
-		want  string
-	}{
-		{"no match", nil, "*.bin", -1, 256, "no such file, and as a glob it matches none"},
-		{"bad glob", nil, "[", -1, 256, "syntax error in pattern"},
-		{"directory", map[string]string{"a.bin": v1()}, "", -1, 256, "only directories"},
-		{"only an index", map[string]string{"a.idx": ""}, "*", -1, 256, ".idx files match"},
-		{"mixed", map[string]string{"a.bin": v1(1), "b.txt": "x"}, "*", -1, 256, "files of different kinds: text ("},
-		{"short", map[string]string{"a.bin": "abc"}, "*", -1, 256, "a.bin: 3 bytes are too short for the header"},
-		{"no magic", map[string]string{"a.bin": strings.Repeat("\x01\x00", 600)}, "*", -1, 256, "begins with 65537"},
-		{"tokenizer", map[string]string{"a.bin": string(header(20240328, 2, 3))}, "*", -1, 256,
-			"a tokenizer.bin of llm.c"},
-		{"evaluation", map[string]string{"a.bin": string(header(20240522, 1, 3))}, "*", -1, 256, "an evaluation file"},
-		{"weights", map[string]string{"a.bin": string(header(20240326, 3, 3))}, "*", -1, 256, "GPT-2 weights"},
-		{"version", map[string]string{"a.bin": string(header(magicGPT2, 7, 0))}, "*", -1, 256,
-			"version 7; version 1 is known"},
-		{"cut", map[string]string{"a.bin": v1(1, 2, 3)[:llmcHeader+5]}, "*", -1, 256,
-			"1029 bytes, but the header claims 3 tokens of 2 bytes, which makes 1030"},
-		{"long", map[string]string{"a.bin": v7(1, 2) + "x"}, "*", -1, 256, "which makes 1032"},
-		{"negative count", map[string]string{"a.bin": string(header(magicGPT2, 1, -1))}, "*", -1, 256,
-			"claims 4294967295 tokens"},
-		{"uint16 for a large vocabulary", map[string]string{"a.bin": v1(1)}, "*", -1, 128256,
-			"vocab_size 128256 needs version 7"},
-		{"jsonl without text", map[string]string{"a.jsonl": `{"text":"a"}` + "\n" + `{"Text":"a"}`}, "*", -1, 256,
-			`a.jsonl: line 2: no key "text"`},
-		{"jsonl null", map[string]string{"a.jsonl": `{"text":null}`}, "*", -1, 256, `is not a string`},
-		{"jsonl syntax", map[string]string{"a.jsonl": "\n{"}, "*", -1, 256, "line 2: not a JSON object"},
-		{"jsonl array", map[string]string{"a.jsonl": `["a"]`}, "*", -1, 256, "line 1: not a JSON object"},
-		{"jsonl encoding", map[string]string{"a.jsonl": "{\"text\":\"\xff\"}"}, "*", -1, 256, "line 1: not UTF-8"},
-		{"jsonl half of a pair", map[string]string{"a.jsonl": `{"text":"a \\ud83d \ud83d\ude00"}` + "\n" + `{"text":"\uD83d b"}`},
-			"*", -1, 256, "line 2: not UTF-8, or an escape"},
-		{"jsonl second half", map[string]string{"a.jsonl": `{"text":"\ude00"}`}, "*", -1, 256, "line 1: not UTF-8, or"},
-		{"npy", map[string]string{"a": "\x93NUMPY\x01\x00"}, "*", -1, 256,
-			"this is a NumPy array, which is not read as text; write its tokens as .bin"},
-		{"parquet", map[string]string{"a.txt": "PAR1\x00"}, "*", -1, 256,
-			"this is Parquet, which is not read as text; end its name in .parquet"},
-		{"pickle", map[string]string{"a.PT": "?"}, "*", -1, 256, "by its name, .pt, this is a pickle"},
-		{"gzip", map[string]string{"a.txt": "\x1f\x8b\x08"}, "*", -1, 256,
-			"this is compressed by gzip, which is not read as text; end its name in .gz"},
-		{"zstd", map[string]string{"a.txt": "\x28\xb5\x2f\xfd"}, "*", -1, 256, "end its name in .zst"},
-		{"compressed twice", map[string]string{"a.txt.gz.gz": gz(gz("a"))}, "*", -1, 256, "this is compressed by gzip"},
-		{"compressed tokens", map[string]string{"a.bin.gz": gz(v1(1))}, "*", -1, 256,
-			"only text and .jsonl are read compressed, not .bin; unpack it first"},
-		{"compressed JSON", map[string]string{"a.json.gz": gz("{}")}, "*", -1, 256, "record 1: no key"},
-		{"no compressed bytes", map[string]string{"a.txt.zst": ""}, "*", -1, 256, "a.txt.zst: 0 bytes"},
-		{"compressed line", map[string]string{"a.jsonl.gz": gz("\n{}")}, "*", -1, 256, "a.jsonl.gz: line 2: no key"},
-		{"bzip2", map[string]string{"a.txt": "BZh91AY&SY\xd1\x00"}, "*", -1, 256, "compressed by bzip2"},
-		{"tar", map[string]string{"a": strings.Repeat("x", 257) + "ustar\x00"}, "*", -1, 256, "a tar archive"},
-		{"a table", map[string]string{"a.csv": "x,y"}, "*", -1, 256, "by its name, .csv, this is a table"},
-		{"markup", map[string]string{"a.HTML": "<p>"}, "*", -1, 256, "by its name, .html, this is markup"},
-		{"an image by its name", map[string]string{"a.png": "x"}, "*", -1, 256, "by its name, .png, this is an image"},
-		{"an image by its bytes", map[string]string{"a.txt": "\x89PNG\r\n\x1a\n"}, "*", -1, 256, "this is an image"},
-		{"a program", map[string]string{"a": "\x7fELF\x02"}, "*", -1, 256, "this is a program"},
-		{"binary", map[string]string{"a.txt": "ab\x00c"}, "*", -1, 256, "byte 2 is 0"},
-		{"eos", map[string]string{"a.txt": "a"}, "*", 256, 256, "eos_token_id 256 is not below vocab_size 256"},
-		{"vocabulary", map[string]string{"a.txt": "a"}, "*", -1, 0, "a vocabulary of 0 tokens"},
-		{"megatron magic", map[string]string{"a.bin": "", "a.idx": "x"}, "*", -1, 256, "does not begin with MMIDIDX"},
-		{"megatron version", map[string]string{"a.bin": "",
-			"a.idx": megatronMagic + "\x02" + strings.Repeat("\x00", 24)}, "*", -1, 256, "version 2; version 1"},
-		{"megatron float", map[string]string{"a.bin": "", "a.idx": idx(7, 4)}, "*", -1, 256,
-			"type code 7 is not an integer type"},
-		{"megatron cut index", map[string]string{"a.bin": "", "a.idx": idx(8, 2, 1)[:40]}, "*", -1, 256,
-			"40 bytes; 1 sequences and 2 document boundaries need 62"},
-		{"megatron bomb", map[string]string{"a.bin": "",
-			"a.idx": megatronMagic + "\x01\x00\x00\x00\x00\x00\x00\x00\x08" + strings.Repeat("\xff", 16)}, "*", -1, 256,
-			"claims 18446744073709551615 sequences"},
-		{"megatron pointer", map[string]string{"a.bin": "\x01\x00\x00\x00\x01\x00", "a.idx": idx(8, 4, 1, 1)}, "*", -1,
-			256, "sequence 1 begins at byte 4 of the .bin, not at 2"},
-		{"megatron size", map[string]string{"a.bin": "\x01", "a.idx": idx(8, 2, 1)}, "*", -1, 256,
-			"but the .bin has 1 bytes"},
-		{"megatron more bytes", map[string]string{"a.bin": "\x01\x00\x02\x00", "a.idx": idx(8, 2, 1)}, "*", -1, 256,
-			"1 tokens of 2 bytes make 2, but the .bin has 4 bytes"},
-		{"megatron documents", map[string]string{"a.bin": "\x01",
-			"a.idx": idx(1, 1, 1)[:54] + "\x07" + strings.Repeat("\x00", 7)}, "*", -1, 256,
-			"document boundary 1 is sequence 7 of 1"},
-		{"megatron negative", map[string]string{"a.bin": "", "a.idx": idx(8, 2, -1)}, "*", -1, 256,
-			"sequence 0 has -1 tokens"},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			_, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes,
-				EOS: tc.eos, Vocab: tc.vocab})
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %q", err, tc.want)
+	check := func(name string, files in, glob string, eos, vocab int, want string) {
+		t.Run(name, func(t *testing.T) {
+			_, err := Open(sourceOf(t, files, glob, eos, vocab))
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want %q", err, want)
 			}
 		})
+	}
+	check("no match", nil, "*.bin", -1, 256, "no such file, and as a glob it matches none")
+	check("bad glob", nil, "[", -1, 256, "syntax error in pattern")
+	check("directory", in{"a.bin": v1()}, "", -1, 256, "only directories")
+	check("uint16 for a large vocabulary", in{"a.bin": v1(1)}, "*", -1, 128256, "vocab_size 128256 needs version 7")
+	check("eos", in{"a.txt": "a"}, "*", 256, 256, "eos_token_id 256 is not below vocab_size 256")
+	check("vocabulary", in{"a.txt": "a"}, "*", -1, 0, "a vocabulary of 0 tokens")
+	for _, tc := range []struct {
+		name  string
+		files in
+		want  string
+	}{
+		{"only an index", in{"a.idx": ""}, ".idx files match"},
+		{"mixed", in{"a.bin": v1(1), "b.txt": "x"}, "files of different kinds: text ("},
+		{"short", in{"a.bin": "abc"}, "a.bin: 3 bytes are too short for the header"},
+		{"no magic", in{"a.bin": strings.Repeat("\x01\x00", 600)}, "begins with 65537"},
+		{"tokenizer", in{"a.bin": string(header(20240328, 2, 3))}, "a tokenizer.bin of llm.c"},
+		{"evaluation", in{"a.bin": string(header(20240522, 1, 3))}, "an evaluation file"},
+		{"weights", in{"a.bin": string(header(20240326, 3, 3))}, "GPT-2 weights"},
+		{"version", in{"a.bin": string(header(magicGPT2, 7, 0))}, "version 7; version 1 is known"},
+		{"cut", in{"a.bin": v1(1, 2, 3)[:llmcHeader+5]},
+			"1029 bytes, but the header claims 3 tokens of 2 bytes, which makes 1030"},
+		{"long", in{"a.bin": v7(1, 2) + "x"}, "which makes 1032"},
+		{"negative count", in{"a.bin": string(header(magicGPT2, 1, -1))}, "claims 4294967295 tokens"},
+		{"jsonl without text", in{"a.jsonl": `{"text":"a"}` + "\n" + `{"Text":"a"}`}, `a.jsonl: line 2: no key "text"`},
+		{"jsonl null", in{"a.jsonl": `{"text":null}`}, `is not a string`},
+		{"jsonl syntax", in{"a.jsonl": "\n{"}, "line 2: not a JSON object"},
+		{"jsonl array", in{"a.jsonl": `["a"]`}, "line 1: not a JSON object"},
+		{"jsonl encoding", in{"a.jsonl": "{\"text\":\"\xff\"}"}, "line 1: not UTF-8"},
+		{"jsonl half of a pair", in{"a.jsonl": `{"text":"a \\ud83d \ud83d\ude00"}` + "\n" + `{"text":"\uD83d b"}`},
+			"line 2: not UTF-8, or an escape"},
+		{"jsonl second half", in{"a.jsonl": `{"text":"\ude00"}`}, "line 1: not UTF-8, or"},
+		{"npy", in{"a": "\x93NUMPY\x01\x00"},
+			"this is a NumPy array, which is not read as text; write its tokens as .bin"},
+		{"parquet", in{"a.txt": "PAR1\x00"}, "this is Parquet, which is not read as text; end its name in .parquet"},
+		{"pickle", in{"a.PT": "?"}, "by its name, .pt, this is a pickle"},
+		{"gzip", in{"a.txt": "\x1f\x8b\x08"},
+			"this is compressed by gzip, which is not read as text; end its name in .gz"},
+		{"zstd", in{"a.txt": "\x28\xb5\x2f\xfd"}, "end its name in .zst"},
+		{"compressed twice", in{"a.txt.gz.gz": gz(gz("a"))}, "this is compressed by gzip"},
+		{"compressed tokens", in{"a.bin.gz": gz(v1(1))},
+			"only text and .jsonl are read compressed, not .bin; unpack it first"},
+		{"compressed JSON", in{"a.json.gz": gz("{}")}, "record 1: no key"},
+		{"no compressed bytes", in{"a.txt.zst": ""}, "a.txt.zst: 0 bytes"},
+		{"compressed line", in{"a.jsonl.gz": gz("\n{}")}, "a.jsonl.gz: line 2: no key"},
+		{"bzip2", in{"a.txt": "BZh91AY&SY\xd1\x00"}, "compressed by bzip2"},
+		{"tar", in{"a": strings.Repeat("x", 257) + "ustar\x00"}, "a tar archive"},
+		{"a table", in{"a.csv": "x,y"}, "by its name, .csv, this is a table"},
+		{"markup", in{"a.HTML": "<p>"}, "by its name, .html, this is markup"},
+		{"an image by its name", in{"a.png": "x"}, "by its name, .png, this is an image"},
+		{"an image by its bytes", in{"a.txt": "\x89PNG\r\n\x1a\n"}, "this is an image"},
+		{"a program", in{"a": "\x7fELF\x02"}, "this is a program"},
+		{"binary", in{"a.txt": "ab\x00c"}, "byte 2 is 0"},
+		{"megatron magic", in{"a.bin": "", "a.idx": "x"}, "does not begin with MMIDIDX"},
+		{"megatron version", in{"a.bin": "", "a.idx": megatronMagic + "\x02" + strings.Repeat("\x00", 24)},
+			"version 2; version 1"},
+		{"megatron float", in{"a.bin": "", "a.idx": idx(7, 4)}, "type code 7 is not an integer type"},
+		{"megatron cut index", in{"a.bin": "", "a.idx": idx(8, 2, 1)[:40]},
+			"40 bytes; 1 sequences and 2 document boundaries need 62"},
+		{"megatron bomb",
+			in{"a.bin": "", "a.idx": megatronMagic + "\x01\x00\x00\x00\x00\x00\x00\x00\x08" + strings.Repeat("\xff", 16)},
+			"claims 18446744073709551615 sequences"},
+		{"megatron pointer", in{"a.bin": "\x01\x00\x00\x00\x01\x00", "a.idx": idx(8, 4, 1, 1)},
+			"sequence 1 begins at byte 4 of the .bin, not at 2"},
+		{"megatron size", in{"a.bin": "\x01", "a.idx": idx(8, 2, 1)}, "but the .bin has 1 bytes"},
+		{"megatron more bytes", in{"a.bin": "\x01\x00\x02\x00", "a.idx": idx(8, 2, 1)},
+			"1 tokens of 2 bytes make 2, but the .bin has 4 bytes"},
+		{"megatron documents", in{"a.bin": "\x01", "a.idx": idx(1, 1, 1)[:54] + "\x07" + strings.Repeat("\x00", 7)},
+			"document boundary 1 is sequence 7 of 1"},
+		{"megatron negative", in{"a.bin": "", "a.idx": idx(8, 2, -1)}, "sequence 0 has -1 tokens"},
+	} {
+		check(tc.name, tc.files, "*", -1, 256, tc.want)
 	}
 	dir := put(t, map[string]string{"a.txt": "a", "tokenizer.json": "{}"})
 	for path, want := range map[string]string{"": "there is no tokenizer",

@@ -25,11 +25,7 @@ func gz(text string) string {
 }
 
 func zst(text string) string {
-	w, err := zstd.NewWriter(nil)
-	if err != nil {
-		panic(err)
-	}
-	return string(w.EncodeAll([]byte(text), nil))
+	return string(must.Have(zstd.NewWriter(nil)).EncodeAll([]byte(text), nil))
 }
 
 // opened returns the tokens, labels and packed documents of one file.
