@@ -171,6 +171,9 @@ func numbered(format string, n int) string {
 	return b.String()
 }
 
+// listed returns n numbered texts with commas between.
+func listed(format string, n int) string { return strings.TrimSuffix(numbered(format+",", n), ",") }
+
 // deepBlock returns nested mappings, each indented by one more space.
 func deepBlock(n int) string {
 	var b strings.Builder

@@ -24,24 +24,19 @@ type header struct {
 
 // headers returns hostile headers of safetensors files.
 func headers() map[string]header {
-	many := func(n int, format string) string {
-		return "{" + strings.TrimSuffix(numbered(format+",", n), ",") + "}"
-	}
+	is := func(text string) func() string { return func() string { return text } }
+	many := func(n int, format string) string { return "{" + listed(format, n) + "}" }
 	return map[string]header{
-		"empty":        {func() string { return "" }, 0},
-		"no JSON":      {func() string { return "{{{{" }, 0},
-		"an array":     {func() string { return "[]" }, 0},
+		"empty":        {is(""), 0},
+		"no JSON":      {is("{{{{"), 0},
+		"an array":     {is("[]"), 0},
 		"deep":         {func() string { return `{"a":` + strings.Repeat("[", 1_000_000) }, 0},
 		"deep objects": {func() string { return strings.Repeat(`{"a":`, 500_000) }, 0},
 		"a long name": {func() string {
 			return `{"` + strings.Repeat("n", 20<<20) + `":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
 		}, 4},
-		"an odd name": {func() string {
-			return `{"\u001b[2J\u009b31m\u202e":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
-		}, 4},
-		"a broken name": {func() string {
-			return `{"x\nFORGED":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
-		}, 4},
+		"an odd name":   {is(`{"\u001b[2J\u009b31m\u202e":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`), 4},
+		"a broken name": {is(`{"x\nFORGED":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`), 4},
 		"an odd type": {func() string {
 			return `{"q":{"dtype":"\u001b[2J` + strings.Repeat("x", 1<<20) + `","shape":[1],"data_offsets":[0,4]}}`
 		}, 4},
@@ -62,37 +57,27 @@ func headers() map[string]header {
 		"tensors at max": {func() string {
 			return many(260_000, `"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`)
 		}, 0},
-		"overflow": {func() string {
-			return `{"q":{"dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,4]}}`
-		}, 4},
-		"overflow to 0": {func() string {
-			return `{"q":{"dtype":"F32","shape":[0,9223372036854775807,9223372036854775807],"data_offsets":[0,0]}}`
-		}, 0},
-		"negative":  {func() string { return `{"q":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}` }, 4},
-		"backwards": {func() string { return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}` }, 4},
-		"beyond": {func() string {
-			return `{"q":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}`
-		}, 4},
-		"overlap": {func() string {
-			return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"k":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
-		}, 4},
-		"twice": {func() string {
-			return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"q":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}`
-		}, 8},
+		"overflow": {
+			is(`{"q":{"dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,4]}}`), 4},
+		"overflow to 0": {
+			is(`{"q":{"dtype":"F32","shape":[0,9223372036854775807,9223372036854775807],"data_offsets":[0,0]}}`), 0},
+		"negative":  {is(`{"q":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}`), 4},
+		"backwards": {is(`{"q":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}`), 4},
+		"beyond":    {is(`{"q":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}`), 4},
+		"overlap": {
+			is(`{"q":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"k":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`), 4},
+		"twice": {
+			is(`{"q":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"q":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}`), 8},
 		"long number": {func() string {
 			return `{"q":{"dtype":"F32","shape":[` + strings.Repeat("9", 20<<20) + `],"data_offsets":[0,4]}}`
 		}, 4},
-		"spaces": {func() string { return `{` + strings.Repeat(" ", 30<<20) + `}` }, 0},
-		"no UTF-8": {func() string {
-			return "{\"\xff\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}"
-		}, 4},
+		"spaces":      {func() string { return `{` + strings.Repeat(" ", 30<<20) + `}` }, 0},
+		"no UTF-8":    {is("{\"\xff\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}"), 4},
 		"long header": {func() string { return `{"__metadata__":{"a":"` + strings.Repeat("x", 60<<20) + `"}}` }, 0},
 		"long but read": {func() string {
 			return `{"__metadata__":{"a":"` + strings.Repeat("x", 33_000_000) + `"}}`
 		}, 0},
-		"escapes": {func() string {
-			return `{"__metadata__":{"a":"` + strings.Repeat(`\u001b`, 5_000_000) + `"}}`
-		}, 0},
+		"escapes": {func() string { return `{"__metadata__":{"a":"` + strings.Repeat(`\u001b`, 5_000_000) + `"}}` }, 0},
 	}
 }
 
@@ -157,7 +142,7 @@ func models() (all []input) {
 		"escape":                  `{"model_type":"\u001b[2J\u009b\u202e"}`,
 		"escape in architectures": `{"architectures":["\u001b[2J\u009b\u202e"]}`, "break": `{"model_type":"x\nFORGED"}`,
 		"many architectures": `{"architectures":[` + strings.Repeat(`"x",`, 200_000) + `"x"]}`,
-		"many keys":          "{" + strings.TrimSuffix(numbered(`"%d":0,`, 300_000), ",") + "}",
+		"many keys":          "{" + listed(`"%d":0`, 300_000) + "}",
 		"values":             `{"x":[` + strings.Repeat("0,", 2_000_000) + `0]}`, "too long": strings.Repeat(" ", 5<<20),
 		"huge vocab": strings.Replace(shape, "256", "2147483648", 1) + "}",
 		"huge everything": strings.NewReplacer("256", "2147483647", ":16", ":2147483646", ":32", ":2147483647", `layers":1`,
@@ -180,16 +165,15 @@ func models() (all []input) {
 	one := `{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
 	for name, index := range map[string]string{
 		"empty": "", "deep": strings.Repeat("[", 3_000_000), "deep map": `{"weight_map":` + strings.Repeat(`{"a":`, 800_000),
-		"values": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"x",`, 2_000_000), ",") + "}}",
-		"missing shards": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"gone-%[1]d.safetensors",`, 100_000), ",") +
-			"}}", "some missing": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"gone-%[1]d.safetensors",`, 1500), ",") +
-			"}}",
-		"strangers":  `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"one.safetensors",`, 250_000), ",") + "}}",
-		"escape":     `{"weight_map":{"\u001b[2J\u009b":"\u001b[2J\u009b"}}`,
-		"outside":    `{"weight_map":{"a":"../../outside/precious","b":"/etc/passwd","c":"..","d":".","e":""}}`,
-		"break":      `{"weight_map":{"a\nFORGED":"x\nFORGED"}}`,
-		"long names": `{"weight_map":{"` + strings.Repeat("n", 20<<20) + `":"` + strings.Repeat("f", 20<<20) + `"}}`,
-		"too long":   strings.Repeat(" ", 65<<20), "number": `{"weight_map":{"a":` + strings.Repeat("9", 8<<20) + `}}`,
+		"values":         `{"weight_map":{` + listed(`"%d":"x"`, 2_000_000) + "}}",
+		"missing shards": `{"weight_map":{` + listed(`"%d":"gone-%[1]d.safetensors"`, 100_000) + "}}",
+		"some missing":   `{"weight_map":{` + listed(`"%d":"gone-%[1]d.safetensors"`, 1500) + "}}",
+		"strangers":      `{"weight_map":{` + listed(`"%d":"one.safetensors"`, 250_000) + "}}",
+		"escape":         `{"weight_map":{"\u001b[2J\u009b":"\u001b[2J\u009b"}}`,
+		"outside":        `{"weight_map":{"a":"../../outside/precious","b":"/etc/passwd","c":"..","d":".","e":""}}`,
+		"break":          `{"weight_map":{"a\nFORGED":"x\nFORGED"}}`,
+		"long names":     `{"weight_map":{"` + strings.Repeat("n", 20<<20) + `":"` + strings.Repeat("f", 20<<20) + `"}}`,
+		"too long":       strings.Repeat(" ", 65<<20), "number": `{"weight_map":{"a":` + strings.Repeat("9", 8<<20) + `}}`,
 		"a pipe": `{"weight_map":{"a":"pipe.safetensors"}}`, "a folder": `{"weight_map":{"a":"folder"}}`,
 		"config": `{"weight_map":{"a":"config.json"}}`, "itself": `{"weight_map":{"a":"model.safetensors.index.json"}}`,
 	} {
@@ -205,7 +189,7 @@ func models() (all []input) {
 			for i := 1; i < links; i++ {
 				p.must(os.Link(p.path("m/0.safetensors"), p.path(fmt.Sprintf("m/%d.safetensors", i))))
 			}
-			shards := strings.TrimSuffix(numbered(`"%d":"%[1]d.safetensors",`, links), ",")
+			shards := listed(`"%d":"%[1]d.safetensors"`, links)
 			p.write("m/model.safetensors.index.json", []byte(`{"weight_map":{`+shards+"}}"))
 		})
 	}
@@ -214,12 +198,11 @@ func models() (all []input) {
 	})
 	for name, text := range map[string]string{
 		"empty": "", "array": "[]", "deep": strings.Repeat("[", 3_000_000), "deep objects": strings.Repeat(`{"a":`, 500_000),
-		"escape": `{"model":{"type":"\u001b[2J\u009b\u202e"}}`,
-		"break":  `{"model":{"type":"x\nFORGED"}}`,
-		"huge vocabulary": `{"model":{"type":"BPE","vocab":{` + strings.TrimSuffix(numbered(`"%d":%[1]d,`, 2_000_000), ",") +
-			`},"merges":[]}}`,
-		"huge merges": `{"model":{"type":"BPE","vocab":{"a":0},"merges":[` + strings.Repeat(`"a a",`, 2_000_000) + `"a a"]}}`,
-		"values":      `{"x":[` + strings.Repeat("0,", 20_000_000) + `0]}`,
+		"escape":          `{"model":{"type":"\u001b[2J\u009b\u202e"}}`,
+		"break":           `{"model":{"type":"x\nFORGED"}}`,
+		"huge vocabulary": `{"model":{"type":"BPE","vocab":{` + listed(`"%d":%[1]d`, 2_000_000) + `},"merges":[]}}`,
+		"huge merges":     `{"model":{"type":"BPE","vocab":{"a":0},"merges":[` + strings.Repeat(`"a a",`, 2_000_000) + `"a a"]}}`,
+		"values":          `{"x":[` + strings.Repeat("0,", 20_000_000) + `0]}`,
 	} {
 		add("tokenizer.json "+name, []string{"tokenizer"}, func(p *sandbox) { p.write("m/tokenizer.json", []byte(text)) })
 	}

@@ -115,7 +115,7 @@ func runs() (all []input) {
 			`"begun":"0001-01-01T00:00:00Z","rows":[{"rank":9223372036854775807,"pid":1,"resident_bytes":9223372036854775807,` +
 			`"in":-9223372036854775808}]}`,
 		"ranks": `{"version":1,"state":"running","written":"9999-12-31T23:59:59Z","rows":[` +
-			strings.TrimSuffix(numbered(`{"rank":%d},`, 100_000), ",") + "]}",
+			listed(`{"rank":%d}`, 100_000) + "]}",
 	} {
 		add("status "+name, func(p *sandbox) {
 			p.write("run/logs/status-0000.json", []byte(text))
@@ -147,12 +147,11 @@ func runs() (all []input) {
 		"version":     {`"version": 2`, `"version": 99`},
 		"cprun":       {`"cprun_version": "`, `"cprun_version": "\u001b[2J\u009b`},
 		"format":      {`"cprun-checkpoint"`, `"\u001b[2J"`},
-		"seeds":       {`"seeds": {`, `"seeds": {` + strings.TrimSuffix(numbered(`"%d":1,`, 500_000), ",") + ","},
-		"extra": {`"seeds": {`, `"extra": {` + strings.TrimSuffix(numbered(`"%d":1,`, 1_500_000), ",") +
-			`}, "seeds": {`},
-		"fields": {`"param"`, strings.TrimSuffix(strings.Repeat(`"x",`, 1_000_000), ",")},
-		"axes":   {`"shape": [`, `"shape": [` + strings.Repeat("1,", 1_000_000)},
-		"config": {`"config": "`, `"config": "` + strings.Repeat("x", 10<<20)},
+		"seeds":       {`"seeds": {`, `"seeds": {` + listed(`"%d":1`, 500_000) + ","},
+		"extra":       {`"seeds": {`, `"extra": {` + listed(`"%d":1`, 1_500_000) + `}, "seeds": {`},
+		"fields":      {`"param"`, strings.TrimSuffix(strings.Repeat(`"x",`, 1_000_000), ",")},
+		"axes":        {`"shape": [`, `"shape": [` + strings.Repeat("1,", 1_000_000)},
+		"config":      {`"config": "`, `"config": "` + strings.Repeat("x", 10<<20)},
 	} {
 		add("manifest "+name, func(p *sandbox) { // in both checkpoints, so that there is no fallback
 			p.manifest(first, change[0], change[1], -1)
