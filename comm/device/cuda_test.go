@@ -250,5 +250,5 @@ func TestDeviceStop(t *testing.T) {
 	if n < 2 {
 		t.Skip("needs 2 GPUs")
 	}
-	kinds.End(t, TransportNCCL, "stop", n, worldtest.Stop, "no progress for 1s, the deadline")
+	kinds.End(t, TransportNCCL, "stop", n, worldtest.Stop, ", the deadline")
 }

@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,18 +14,11 @@ import (
 )
 
 // splitRanks returns a group that is split off one of n ranks with engines.
-func splitRanks(t *testing.T, n int) (lib *fakeLibrary, groups []*Group, devices []*FakeDevice) {
+func splitRanks(t *testing.T, n int) (lib *fakeLibrary, groups []*Group, devices []*fakeDevice) {
 	t.Helper()
 	lib = &fakeLibrary{}
-	lib.engine = func(ctx context.Context, host *comm.Group) (mover, error) {
-		g, err := host.Subgroup(ctx, 0, host.Rank(), devices[host.Rank()].s)
-		return &fakeEngine{g, new(atomic.Int64)}, err
-	}
-	devices = make([]*FakeDevice, n)
-	for r := range n {
-		devices[r] = NewFakeDevice(r)
-	}
-	world, err := connectRanks(t, lib, devices, Options{})
+	lib.engine = lib.subEngine
+	world, devices, err := fakeRanks(t, lib, n, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +40,7 @@ func splitRanks(t *testing.T, n int) (lib *fakeLibrary, groups []*Group, devices
 // reduction does, once.
 func TestSplitConnectsLate(t *testing.T) {
 	const n = 3
-	ctx := testContext(t)
+	finish := comm.Finish(testContext(t))
 	lib, groups, devices := splitRanks(t, n)
 	connects := func(what string, want int64) {
 		t.Helper()
@@ -58,13 +50,9 @@ func TestSplitConnectsLate(t *testing.T) {
 	}
 	connects("at the start, for the world alone", n)
 	each(t, groups, func(r int, g *Group) error {
-		all, own := devices[r].New(tensor.F32, n), devices[r].New(tensor.F32, 1)
-		tensor.Data[float32](unmask(own))[0] = float32(r + 1)
-		p, err := g.AllGather(all, own)
-		if err == nil {
-			err = p.Sync(ctx)
-		}
-		if got := tensor.Data[float32](unmask(all)); err == nil && (got[0] != 1 || got[1] != 2 || got[2] != 3) {
+		all := devices[r].New(tensor.F32, n)
+		err := finish(g.AllGather(all, devices[r].of(float32(r+1))))
+		if got := values(all); !slices.Equal(got, []float32{1, 2, 3}) {
 			t.Errorf("rank %d gathered %v", r, got)
 		}
 		return err
@@ -72,13 +60,9 @@ func TestSplitConnectsLate(t *testing.T) {
 	connects("after an all-gather", n)
 	for _, want := range []float32{6, 18} {
 		each(t, groups, func(r int, g *Group) error {
-			sum := devices[r].New(tensor.F32, 1)
-			tensor.Data[float32](unmask(sum))[0] = float32(r+1) * want / 6
-			p, err := g.AllReduce(sum, comm.Sum)
-			if err == nil {
-				err = p.Sync(ctx)
-			}
-			if got := tensor.Data[float32](unmask(sum))[0]; err == nil && got != want {
+			sum := devices[r].of(float32(r+1) * want / 6)
+			err := finish(g.AllReduce(sum, comm.Sum))
+			if got := values(sum)[0]; got != want {
 				t.Errorf("rank %d: the sum is %g, want %g", r, got, want)
 			}
 			return err
@@ -90,7 +74,7 @@ func TestSplitConnectsLate(t *testing.T) {
 // A group over several nodes connects the library at once: an exchange needs it, which two of the ranks may make alone.
 func TestSplitAcrossNodesConnects(t *testing.T) {
 	ctx := testContext(t)
-	groups, devices, _, err := nodeRanks(t, []int{0, 0, 1}, -1, Options{})
+	_, groups, devices, err := nodeRanks(t, []int{0, 0, 1}, -1, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,25 +83,16 @@ func TestSplitAcrossNodesConnects(t *testing.T) {
 		if err != nil || r == 1 {
 			return err
 		}
-		out, in := devices[r].New(tensor.F32, 1), devices[r].New(tensor.F32, 1)
-		p, err := c.Exchange([]comm.Message{{Peer: 2 - r, View: out}}, []comm.Message{{Peer: 2 - r, View: in}})
-		if err == nil {
-			err = p.Sync(ctx)
-		}
-		return err
+		return comm.Finish(ctx)(c.Exchange(with(2-r, devices[r].of(1)), with(2-r, devices[r].of(0))))
 	})
 }
 
 // A library that cannot connect fails the call on all ranks, and names the rank.
 func TestLateLibraryIsRefused(t *testing.T) {
-	ctx := testContext(t)
 	lib, groups, devices := splitRanks(t, 2)
 	lib.refuse = errors.New("no memory for buffers")
 	each(t, groups, func(r int, g *Group) error {
-		p, err := g.AllReduce(devices[r].New(tensor.F32, 1), comm.Sum)
-		if err == nil {
-			err = p.Sync(ctx)
-		}
+		err := comm.Finish(testContext(t))(g.AllReduce(devices[r].of(1), comm.Sum))
 		if err == nil || !strings.Contains(err.Error(), "all-reduce on rank") ||
 			!strings.Contains(err.Error(), lib.refuse.Error()) || comm.IsRemote(err) != (r == 1) {
 			t.Errorf("rank %d: %v", r, err)
@@ -137,13 +112,7 @@ func TestEndWhileConnecting(t *testing.T) {
 			ctx := testContext(t)
 			lib, groups, devices := splitRanks(t, 2)
 			before, called := lib.joined.Load(), make(chan error)
-			go func() {
-				p, err := groups[1].AllReduce(devices[1].New(tensor.F32, 1), comm.Sum)
-				if err == nil {
-					err = p.Sync(ctx)
-				}
-				called <- err
-			}()
+			go func() { called <- comm.Finish(ctx)(groups[1].AllReduce(devices[1].of(1), comm.Sum)) }()
 			for lib.joined.Load() == before && ctx.Err() == nil {
 				runtime.Gosched()
 			}
@@ -155,7 +124,7 @@ func TestEndWhileConnecting(t *testing.T) {
 	}
 }
 
-// abortedCalls are collectives that record their end.
+// abortedCalls records the end of collectives.
 type abortedCalls struct {
 	solo
 	aborted chan struct{}
@@ -172,11 +141,7 @@ func TestLibraryOfEndedGroup(t *testing.T) {
 		<-g.life.Done()
 		return lib, nil
 	}
-	p, err := g.AllReduce(devices[0].New(tensor.F32, 1), comm.Sum)
-	if err == nil {
-		err = p.Sync(testContext(t))
-	}
-	if !errors.Is(err, comm.ErrClosed) {
+	if err := comm.Finish(testContext(t))(g.AllReduce(devices[0].of(1), comm.Sum)); !errors.Is(err, comm.ErrClosed) {
 		t.Errorf("the call ended with %v, want %v", err, comm.ErrClosed)
 	}
 	select {
@@ -197,22 +162,5 @@ func TestLibraryThatHangs(t *testing.T) {
 	g.SetDeadline(50 * time.Millisecond)
 	if err := g.library(testContext(t)); !errors.Is(err, comm.ErrDeadline) {
 		t.Errorf("it ended with %v, want %v", err, comm.ErrDeadline)
-	}
-}
-
-// Engines end if the library cannot connect at the start.
-func TestEnginesWithoutLibrary(t *testing.T) {
-	movers := []*recorder{{}, {}}
-	lib := &fakeLibrary{
-		refuse: errors.New("no library"),
-		engine: func(_ context.Context, host *comm.Group) (mover, error) { return movers[host.Rank()], nil },
-	}
-	if _, _, err := fakeRanks(t, lib, 2, Options{}); !errors.Is(err, lib.refuse) {
-		t.Errorf("%v, want %v", err, lib.refuse)
-	}
-	for r, m := range movers {
-		if !slices.Equal(m.said, []string{"abort", "close"}) {
-			t.Errorf("rank %d: the engines got %q, want an abort and a close", r, m.said)
-		}
 	}
 }

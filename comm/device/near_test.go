@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,84 +13,29 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A fakeEngine moves data between the fake devices of one node, and counts its sends.
-type fakeEngine struct {
-	g    *comm.Group
-	sent *atomic.Int64
-}
-
-func (e *fakeEngine) Exchange(send, recv []comm.Message) (comm.Pending, error) {
-	e.sent.Add(int64(len(send)))
-	return e.g.Exchange(unmaskAll(send), unmaskAll(recv))
-}
-func (e *fakeEngine) SetDeadline(limit time.Duration) { e.g.SetDeadline(limit) }
-func (e *fakeEngine) Streams() []tensor.Stream        { return e.g.Streams() }
-func (e *fakeEngine) Waits() []comm.Wait              { return e.g.Waits() }
-func (e *fakeEngine) Abort(cause error)               { e.g.Abort(cause) }
-func (e *fakeEngine) Close() error                    { return e.g.Close() }
-
-// nodeRanks joins fake devices of ranks on the given nodes. Devices of the lame node have no copy engines. sent counts
-// the messages over engines.
-func nodeRanks(
-	t *testing.T,
-	nodes []int,
-	lame int,
-	opts Options,
-) (groups []*Group, devices []*FakeDevice, sent *atomic.Int64, err error) {
-	t.Helper()
-	sent = &atomic.Int64{}
-	n := len(nodes)
-	lib := &fakeLibrary{worlds: map[uint64]*local.World{}}
-	devices = make([]*FakeDevice, n)
-	for r := range n {
-		devices[r] = NewFakeDevice(r)
-	}
-	lib.engine = func(_ context.Context, host *comm.Group) (mover, error) {
+// nodeRanks joins fake devices of ranks on the given nodes. Devices of the lame node have no copy engines.
+func nodeRanks(t *testing.T, nodes []int, lame int, opts Options) (*fakeLibrary, []*Group, []*fakeDevice, error) {
+	lib := &fakeLibrary{}
+	lib.engine = func(_ context.Context, host *comm.Group, compute tensor.Stream) (mover, error) {
 		if host.Node(0) == lame || !host.OneNode() {
 			return nil, fmt.Errorf("no engines on node %d", host.Node(host.Rank()))
 		}
-		compute := devices[host.WorldRank(host.Rank())].s
-		w := lib.world(host.ID()+1<<40, host.Size())
-		return &fakeEngine{
-			comm.NewWorld(w.Link(host.Rank()), host.Rank(), compute, comm.Options{Deadline: -1}),
-			sent,
-		}, nil
+		return &fakeEngine{lib.join(host, host.ID()+1<<40, compute), &lib.sent}, nil
 	}
-	w, hosts := local.NewWorld(n), make([]*comm.Group, n)
-	for r := range n {
+	w, hosts := local.NewWorld(len(nodes)), make([]*comm.Group, len(nodes))
+	for r := range hosts {
 		l := w.Link(r)
 		l.Nodes = nodes
 		hosts[r] = comm.NewWorld(l, r, nil, comm.Options{})
 	}
-	groups, err = fakeDeviceWorld(lib, hosts, devices, opts)
-	t.Cleanup(func() {
-		for r := range n {
-			if groups[r] != nil {
-				groups[r].Close()
-			}
-			devices[r].Close()
-		}
-	})
-	return groups, devices, sent, err
-}
-
-// each runs f for all ranks at once.
-func each(t *testing.T, groups []*Group, f func(r int, g *Group) error) {
-	t.Helper()
-	var wg sync.WaitGroup
-	for r, g := range groups {
-		wg.Go(func() {
-			if err := f(r, g); err != nil {
-				t.Errorf("rank %d: %v", r, err)
-			}
-		})
-	}
-	wg.Wait()
+	groups, devices, err := ranksOver(t, lib, hosts, opts)
+	return lib, groups, devices, err
 }
 
 // TestNodes moves data between ranks on several nodes. Messages within a node go over its engines if it has any, all
 // others over the library, and everything arrives.
 func TestNodes(t *testing.T) {
+	const both = "copy and nccl"
 	for name, c := range map[string]struct {
 		nodes      []int
 		lame       int
@@ -100,15 +43,15 @@ func TestNodes(t *testing.T) {
 		sent       int64  // over engines: all to all with the own rank, and around a ring
 	}{
 		"one node":         {[]int{7, 7, 7}, -1, "copy,copy,copy", 6 + 3 + 3},
-		"two nodes":        {[]int{0, 0, 1, 1}, -1, "copy and nccl,copy and nccl,copy and nccl,copy and nccl", 4 + 4 + 2},
-		"not side by side": {[]int{0, 1, 0, 1}, -1, "copy and nccl,copy and nccl,copy and nccl,copy and nccl", 4 + 4},
-		"one is alone":     {[]int{0, 0, 5}, -1, "copy and nccl,copy and nccl,nccl", 2 + 2 + 1},
+		"two nodes":        {[]int{0, 0, 1, 1}, -1, both + "," + both + "," + both + "," + both, 4 + 4 + 2},
+		"not side by side": {[]int{0, 1, 0, 1}, -1, both + "," + both + "," + both + "," + both, 4 + 4},
+		"one is alone":     {[]int{0, 0, 5}, -1, both + "," + both + ",nccl", 2 + 2 + 1},
 		"all are alone":    {[]int{2, 1, 0}, -1, "nccl,nccl,nccl", 0},
-		"one has none":     {[]int{0, 0, 1, 1}, 1, "copy and nccl,copy and nccl,nccl,nccl", 2 + 2 + 1},
+		"one has none":     {[]int{0, 0, 1, 1}, 1, both + "," + both + ",nccl,nccl", 2 + 2 + 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx := testContext(t)
-			groups, devices, sent, err := nodeRanks(t, c.nodes, c.lame, Options{})
+			finish := comm.Finish(testContext(t))
+			lib, groups, devices, err := nodeRanks(t, c.nodes, c.lame, Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -120,59 +63,44 @@ func TestNodes(t *testing.T) {
 			if got := strings.Join(transports, ","); got != c.transports {
 				t.Errorf("exchanges go over %s, want %s", got, c.transports)
 			}
-			each(t, groups, func(r int, g *Group) error {
-				src, dst := devices[r].New(tensor.F32, n), devices[r].New(tensor.F32, n)
-				for p := range n {
-					tensor.Data[float32](unmask(src))[p] = float32(10*r + p)
-				}
-				var send, recv []comm.Message
-				for p := range n {
-					send = append(send, comm.Message{Peer: p, View: src.Slice(tensor.Dim, p, p+1)})
-					recv = append(recv, comm.Message{Peer: p, View: dst.Slice(tensor.Dim, p, p+1)})
-				}
-				p, err := g.Exchange(send, recv)
-				if err == nil {
-					p.Wait()
-					err = p.Sync(ctx)
-				}
-				for from, x := range tensor.Data[float32](unmask(dst)) {
-					if err == nil && x != float32(10*from+r) {
-						err = fmt.Errorf("from rank %d: %v", from, x)
+			// expect checks that v has the number of each rank.
+			expect := func(v tensor.View, want func(from int) int) error {
+				for from, x := range values(v) {
+					if x != float32(want(from)) {
+						return fmt.Errorf("from rank %d: %v", from, x)
 					}
 				}
-				return err
+				return nil
+			}
+			each(t, groups, func(r int, g *Group) error {
+				var send, recv []comm.Message
+				dst := devices[r].New(tensor.F32, n)
+				for p := range n {
+					send = append(send, with(p, devices[r].of(float32(10*r+p)))...)
+					recv = append(recv, with(p, dst.Slice(tensor.Dim, p, p+1))...)
+				}
+				p, err := g.Exchange(send, recv)
+				if err != nil {
+					return err
+				}
+				p.Wait()
+				if err := finish(p, nil); err != nil {
+					return err
+				}
+				return expect(dst, func(from int) int { return 10*from + r })
 			})
 			each(t, groups, func(r int, g *Group) error {
-				out, in := devices[r].New(tensor.F32, 1), devices[r].New(tensor.F32, 1)
-				tensor.Data[float32](unmask(out))[0] = float32(r + 1)
-				p, err := g.Exchange(
-					[]comm.Message{{Peer: (r + 1) % n, View: out}},
-					[]comm.Message{{Peer: (r + n - 1) % n, View: in}},
-				)
-				if err == nil {
-					err = p.Sync(ctx)
-				}
-				if x := tensor.Data[float32](unmask(in))[0]; err == nil && x != float32((r+n-1)%n+1) {
-					err = fmt.Errorf("around the ring: %v", x)
-				}
-				return err
+				in, prev := devices[r].New(tensor.F32, 1), (r+n-1)%n
+				err := finish(g.Exchange(with((r+1)%n, devices[r].of(float32(r+1))), with(prev, in)))
+				return errors.Join(err, expect(in, func(int) int { return prev + 1 }))
 			})
-			if got := sent.Load(); got != c.sent {
+			if got := lib.sent.Load(); got != c.sent {
 				t.Errorf("%d messages over engines, want %d", got, c.sent)
 			}
 			each(t, groups, func(r int, g *Group) error {
-				src, dst := devices[r].New(tensor.F32, 1), devices[r].New(tensor.F32, n)
-				tensor.Data[float32](unmask(src))[0] = float32(r)
-				p, err := g.AllGather(dst, src)
-				if err == nil {
-					err = p.Sync(ctx)
-				}
-				for from, x := range tensor.Data[float32](unmask(dst)) {
-					if err == nil && x != float32(from) {
-						err = fmt.Errorf("gathered from rank %d: %v", from, x)
-					}
-				}
-				return err
+				dst := devices[r].New(tensor.F32, n)
+				err := finish(g.AllGather(dst, devices[r].of(float32(r))))
+				return errors.Join(err, expect(dst, func(from int) int { return from }))
 			})
 		})
 	}
@@ -182,10 +110,8 @@ func TestNodes(t *testing.T) {
 func TestCopyAcrossNodes(t *testing.T) {
 	_, _, _, err := nodeRanks(t, []int{3, 3, 4}, -1, Options{Transport: TransportCopy})
 	for r := range 3 {
-		want := fmt.Sprintf(
-			"connect devices on rank %d of 3: transport copy: rank 0 is on node 3 and rank 2 on node 4, and copy engines reach the devices of one: use nccl or auto",
-			r,
-		)
+		want := fmt.Sprintf("connect devices on rank %d of 3: transport copy: rank 0 is on node 3 and rank 2 on node 4, "+
+			"and copy engines reach the devices of one: use nccl or auto", r)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -194,8 +120,7 @@ func TestCopyAcrossNodes(t *testing.T) {
 
 // TestDeathOnAnotherNode aborts one rank while ranks of both nodes wait for exchanges over both carriers.
 func TestDeathOnAnotherNode(t *testing.T) {
-	ctx := testContext(t)
-	groups, devices, _, err := nodeRanks(t, []int{0, 0, 1, 1}, -1, Options{})
+	_, groups, devices, err := nodeRanks(t, []int{0, 0, 1, 1}, -1, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,17 +131,9 @@ func TestDeathOnAnotherNode(t *testing.T) {
 			g.Abort(boom)
 			return nil
 		}
-		p, err := g.Exchange(
-			nil,
-			[]comm.Message{
-				{Peer: 3, View: devices[r].New(tensor.F32, 1)},
-				{Peer: 3 - (r ^ 1), View: devices[r].New(tensor.F32, 1)},
-			},
-		)
-		if err == nil {
-			err = p.Sync(ctx)
-		}
-		if !errors.Is(err, boom) || !comm.IsRemote(err) {
+		v := devices[r].New(tensor.F32, 2)
+		recv := append(with(3, v.Slice(tensor.Dim, 0, 1)), with(3-(r^1), v.Slice(tensor.Dim, 1, 2))...)
+		if err := comm.Finish(testContext(t))(g.Exchange(nil, recv)); !errors.Is(err, boom) || !comm.IsRemote(err) {
 			return fmt.Errorf("%v, want %v", err, boom)
 		}
 		return nil

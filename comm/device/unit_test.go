@@ -6,45 +6,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/internal/local"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
-
-// fakeRanks joins n ranks with fake devices and closes them when the test ends.
-func fakeRanks(t *testing.T, lib *fakeLibrary, n int, opts Options) ([]*Group, []*FakeDevice, error) {
-	devices := make([]*FakeDevice, n)
-	for r := range n {
-		devices[r] = NewFakeDevice(r)
-	}
-	groups, err := connectRanks(t, lib, devices, opts)
-	return groups, devices, err
-}
-
-func connectRanks(t *testing.T, lib *fakeLibrary, devices []*FakeDevice, opts Options) ([]*Group, error) {
-	lib.worlds = map[uint64]*local.World{}
-	groups, err := fakeDeviceWorld(lib, comm.NewLocal(len(devices), nil, comm.Options{}), devices, opts)
-	t.Cleanup(func() {
-		for r := range devices {
-			if groups[r] != nil {
-				if err := groups[r].Close(); err != nil {
-					t.Error(err)
-				}
-			}
-			devices[r].Close()
-		}
-	})
-	return groups, err
-}
-
-func testContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	t.Cleanup(cancel)
-	return ctx
-}
 
 // TestGroupMovesHostViews moves views of the host over the host's group, after earlier work of the compute stream that
 // writes them.
@@ -54,39 +23,29 @@ func TestGroupMovesHostViews(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var wg sync.WaitGroup
-	for r, g := range groups {
-		wg.Go(func() {
-			v := tensor.New(tensor.F64, 1)
-			devices[r].s.HostStream.Do("slow", func() error {
-				time.Sleep(5 * time.Millisecond)
-				tensor.Data[float64](v)[0] = float64(r + 1)
-				return nil
-			})
-			p, err := g.AllReduce(v, comm.Sum)
-			if err == nil {
-				err = p.Sync(ctx)
-			}
-			if got := tensor.Data[float64](v)[0]; err != nil || got != 3 {
-				t.Errorf("rank %d: sum %v, error %v; want 3", r, got, err)
-			}
+	each(t, groups, func(r int, g *Group) error {
+		v := tensor.New(tensor.F64, 1)
+		devices[r].s.HostStream.Do("slow", func() error {
+			time.Sleep(5 * time.Millisecond)
+			tensor.Data[float64](v)[0] = float64(r + 1)
+			return nil
 		})
-	}
-	wg.Wait()
-	f := devices[0]
-	far := NewFakeDevice(7)
+		err := comm.Finish(ctx)(g.AllReduce(v, comm.Sum))
+		if got := tensor.Data[float64](v)[0]; got != 3 {
+			t.Errorf("rank %d: sum %v, want 3", r, got)
+		}
+		return err
+	})
+	far := newFakeDevice(7)
 	defer far.Close()
-	for want, call := range map[string]func() (comm.Pending, error){
-		"lies on fake:7": func() (comm.Pending, error) { return groups[0].AllReduce(far.New(tensor.F32, 4), comm.Sum) },
-		"lies on cpu": func() (comm.Pending, error) {
-			return groups[0].Exchange([]comm.Message{{Peer: 1, View: f.New(tensor.F32, 1)}, {Peer: 1, View: tensor.New(tensor.F32, 1)}}, nil)
-		},
-		"not host memory": func() (comm.Pending, error) {
-			return groups[0].AllGather(f.New(tensor.F32, 4), tensor.New(tensor.F32, 2))
-		},
+	g, own, host := groups[0], devices[0].of(0, 0, 0, 0), tensor.New(tensor.F32, 2)
+	of := func(_ comm.Pending, err error) error { return err }
+	for want, err := range map[string]error{
+		"lies on fake:7":  of(g.AllReduce(far.New(tensor.F32, 4), comm.Sum)),
+		"lies on cpu":     of(g.Exchange(append(with(1, own), with(1, host)...), nil)),
+		"not host memory": of(g.AllGather(own, host)),
 	} {
-		if _, err := call(); err == nil || !strings.Contains(err.Error(), want) ||
-			!strings.Contains(err.Error(), "rank 0 of 2") {
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "rank 0 of 2") {
 			t.Errorf("error %v, want one with %q and the rank", err, want)
 		}
 	}
@@ -99,7 +58,10 @@ func TestGroupWithoutID(t *testing.T) {
 	if !errors.Is(err, boom) {
 		t.Fatalf("got %v, want %v", err, boom)
 	}
-	for _, part := range []string{"connect devices on rank 0 of 3: no library", "connect devices on rank 2 of 3", "rank 0: group aborted: an id for the devices: no library"} {
+	for _, part := range []string{
+		"connect devices on rank 0 of 3: no library", "connect devices on rank 2 of 3",
+		"rank 0: group aborted: an id for the devices: no library",
+	} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is missing in %v", part, err)
 		}
@@ -110,6 +72,14 @@ func TestGroupWithoutID(t *testing.T) {
 type recorder struct {
 	mu   sync.Mutex
 	said []string // guarded by mu
+}
+
+// recorders returns a recorder for each rank of two, and the library that makes them.
+func recorders() ([]*recorder, *fakeLibrary) {
+	movers := []*recorder{{}, {}}
+	return movers, &fakeLibrary{engine: func(_ context.Context, host *comm.Group, _ tensor.Stream) (mover, error) {
+		return movers[host.Rank()], nil
+	}}
 }
 
 func (m *recorder) note(s string) {
@@ -125,41 +95,24 @@ func (m *recorder) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	for _, s := range send {
 		m.note("send " + s.View.DType().String())
 	}
-	return nothingPending{}, nil
+	return nil, nil // the tests wait for none
 }
 func (m *recorder) Abort(error)  { m.note("abort") }
 func (m *recorder) Close() error { m.note("close"); return nil }
 
-type nothingPending struct{}
-
-func (nothingPending) Wait()                      {}
-func (nothingPending) Sync(context.Context) error { return nil }
-
 // TestGroupTransports checks that exchanges and gathers go over the copy engines, and reductions do not.
 func TestGroupTransports(t *testing.T) {
-	ctx := testContext(t)
-	movers := []*recorder{{}, {}}
-	lib := &fakeLibrary{
-		engine: func(_ context.Context, host *comm.Group) (mover, error) { return movers[host.Rank()], nil },
-	}
+	movers, lib := recorders()
 	groups, devices, err := fakeRanks(t, lib, 2, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var wg sync.WaitGroup
-	for r, g := range groups {
-		wg.Go(func() {
-			v := func(d tensor.DType) tensor.View { return devices[r].New(d, 2) }
-			_, err1 := g.Exchange([]comm.Message{{Peer: 1 - r, View: v(tensor.BF16)}}, nil)
-			_, err2 := g.AllGather(v(tensor.I64), devices[r].New(tensor.I64, 1))
-			p, err3 := g.AllReduce(v(tensor.F32), comm.Sum)
-			if err := errors.Join(err1, err2, err3, p.Sync(ctx)); err != nil {
-				t.Error(err)
-			}
-			g.Close()
-		})
-	}
-	wg.Wait()
+	each(t, groups, func(r int, g *Group) error {
+		_, err1 := g.Exchange(with(1-r, devices[r].New(tensor.BF16, 2)), nil)
+		_, err2 := g.AllGather(devices[r].New(tensor.I64, 2), devices[r].New(tensor.I64, 1))
+		err3 := comm.Finish(testContext(t))(g.AllReduce(devices[r].New(tensor.F32, 2), comm.Sum))
+		return errors.Join(err1, err2, err3, g.Close())
+	})
 	want := []string{"send bfloat16", "send int64", "send int64", "close"}
 	for r, m := range movers {
 		if groups[r].Transport() != TransportCopy || !slices.Equal(m.said, want) {
@@ -168,9 +121,23 @@ func TestGroupTransports(t *testing.T) {
 	}
 }
 
+// Engines end if the library cannot connect at the start.
+func TestEnginesWithoutLibrary(t *testing.T) {
+	movers, lib := recorders()
+	lib.refuse = errors.New("no library")
+	if _, _, err := fakeRanks(t, lib, 2, Options{}); !errors.Is(err, lib.refuse) {
+		t.Errorf("%v, want %v", err, lib.refuse)
+	}
+	for r, m := range movers {
+		if !slices.Equal(m.said, []string{"abort", "close"}) {
+			t.Errorf("rank %d: the engines got %q, want an abort and a close", r, m.said)
+		}
+	}
+}
+
 func TestGroupWithoutEngines(t *testing.T) {
 	boom := errors.New("no way from here to there")
-	lib := &fakeLibrary{engine: func(context.Context, *comm.Group) (mover, error) { return nil, boom }}
+	lib := &fakeLibrary{engine: func(context.Context, *comm.Group, tensor.Stream) (mover, error) { return nil, boom }}
 	groups, _, err := fakeRanks(t, lib, 2, Options{Transport: TransportAuto})
 	if err != nil || groups[0].Transport() != TransportNCCL {
 		t.Errorf("auto without engines: %v", err)
@@ -178,31 +145,25 @@ func TestGroupWithoutEngines(t *testing.T) {
 	// Where they are asked for, the group fails on all ranks, and the one that it was split from
 	// goes on.
 	ctx := testContext(t)
-	var wg sync.WaitGroup
-	for _, g := range groups {
-		wg.Go(func() {
-			sub, err := g.host.Subgroup(ctx, 0, 0, g.host.Compute())
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if _, err := newGroup(ctx, sub, g.kit, Options{Transport: TransportCopy}, false); !errors.Is(err, boom) ||
-				comm.IsRemote(err) {
-				t.Errorf("copy without engines: %v, want %v", err, boom)
-			}
-			if err := g.Barrier(ctx); err != nil {
-				t.Errorf("the first group: %v", err)
-			}
-		})
-	}
-	wg.Wait()
-	if _, _, err := fakeRanks(t, &fakeLibrary{}, 2, Options{Transport: TransportCopy}); err == nil ||
-		!strings.Contains(err.Error(), "fake:1 has no copy engines") {
-		t.Errorf("copy on a device that has none: %v", err)
-	}
-	if _, _, err := fakeRanks(t, lib, 1, Options{Transport: "pigeon"}); err == nil ||
-		!strings.Contains(err.Error(), "pigeon") {
-		t.Errorf("an unknown transport: %v", err)
+	each(t, groups, func(_ int, g *Group) error {
+		sub, err := g.host.Subgroup(ctx, 0, 0, g.host.Compute())
+		if err != nil {
+			return err
+		}
+		if _, err := newGroup(ctx, sub, g.kit, Options{Transport: TransportCopy}, false); !errors.Is(err, boom) ||
+			comm.IsRemote(err) {
+			t.Errorf("copy without engines: %v, want %v", err, boom)
+		}
+		return g.Barrier(ctx)
+	})
+	for want, c := range map[string]struct {
+		lib       *fakeLibrary
+		transport string
+	}{"fake:1 has no copy engines": {&fakeLibrary{}, TransportCopy}, "pigeon": {lib, "pigeon"}} {
+		if _, _, err := fakeRanks(t, c.lib, 2, Options{Transport: c.transport}); err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
 }
 
@@ -214,7 +175,7 @@ func TestGroupClosesOverCalls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := groups[0].Exchange(nil, []comm.Message{{Peer: 1, View: devices[0].New(tensor.F32, 3)}})
+	p, err := groups[0].Exchange(nil, with(1, devices[0].New(tensor.F32, 3)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,13 +183,82 @@ func TestGroupClosesOverCalls(t *testing.T) {
 	if err := groups[0].Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Sync(ctx); !errors.Is(err, comm.ErrClosed) {
-		t.Errorf("the pending call ended with %v, want %v", err, comm.ErrClosed)
+	_, later := groups[0].AllReduce(devices[0].New(tensor.F32, 3), comm.Sum)
+	for what, err := range map[string]error{
+		"the pending call": p.Sync(ctx), "the compute stream": devices[0].s.Sync(ctx), "a later call": later,
+	} {
+		if !errors.Is(err, comm.ErrClosed) {
+			t.Errorf("%s ended with %v, want %v", what, err, comm.ErrClosed)
+		}
 	}
-	if err := devices[0].s.Sync(ctx); !errors.Is(err, comm.ErrClosed) {
-		t.Errorf("the compute stream ended with %v, want %v", err, comm.ErrClosed)
+}
+
+// A rank that gives up passes its cause on before its callers learn of it, by an error or by
+// the compute stream: if they exit at once, the others would blame this rank.
+func TestGroupTellsFirst(t *testing.T) {
+	hosts, told := worldtest.SlowHosts(comm.Options{Deadline: 20 * time.Millisecond})
+	groups, devices, err := ranksOver(t, &fakeLibrary{}, hosts, Options{})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := groups[0].AllReduce(devices[0].New(tensor.F32, 3), comm.Sum); !errors.Is(err, comm.ErrClosed) {
-		t.Errorf("a call on the closed group: %v, want %v", err, comm.ErrClosed)
+	var early atomic.Bool
+	devices[0].s.OnFail(func(error) { early.Store(!told()) })
+	ctx := testContext(t)
+	err = comm.Finish(ctx)(groups[0].Exchange(nil, with(1, devices[0].New(tensor.F32, 3))))
+	if told := told(); !told || !errors.Is(err, comm.ErrDeadline) {
+		t.Errorf("the call ended with %v, the other rank told: %v", err, told)
 	}
+	if err := devices[0].s.Sync(ctx); !errors.Is(err, comm.ErrDeadline) || early.Load() {
+		t.Errorf("the compute stream ended with %v, before the other rank was told: %v", err, early.Load())
+	}
+}
+
+// Calls on the device say whom they may wait for, in the order in which the library runs them, and go on
+// to say so when the group has ended by a deadline.
+func TestGroupWaits(t *testing.T) {
+	t.Parallel()
+	const n, away = 3, 1
+	hosts := comm.NewLocal(n, nil, comm.Options{Deadline: 500 * time.Millisecond})
+	groups, devices, err := ranksOver(t, &fakeLibrary{}, hosts, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const label = "step 4/backward/layer 1"
+	devices[0].Stream().Label(label)
+	var calls [2]comm.Pending
+	for i := range calls {
+		if calls[i], err = groups[0].AllReduce(devices[0].New(tensor.F32, 100), comm.Sum); err != nil {
+			t.Fatal(err)
+		}
+	}
+	calls[0].Wait()
+	check := func(when string, ws []comm.Wait) {
+		t.Helper()
+		if len(ws) != 2 || !ws[0].Begun || !ws[0].Needed || !ws[0].Vague || len(ws[0].Open) != n-1 ||
+			ws[0].Open[0].Peer != 1 || ws[0].Bytes != 400 || ws[1].Begun || len(ws[1].Open) > 0 {
+			t.Fatalf("%s: %+v", when, ws)
+		}
+		for i, w := range ws {
+			if w.Op != "all-reduce" || w.Label != label || w.Call != uint64(i+1) || w.Via != TransportNCCL ||
+				w.Group != groups[0].Host().ID() {
+				t.Errorf("%s: %+v", when, w)
+			}
+		}
+	}
+	for start := time.Now(); ; time.Sleep(time.Millisecond) {
+		if ws := groups[0].Waits(); len(ws) == 2 && !ws[1].Needed && ws[0].Begun && !ws[0].Since.IsZero() ||
+			time.Since(start) > 10*time.Second {
+			check("in flight", ws)
+			break
+		}
+	}
+	if ws := groups[away].Waits(); len(ws) > 0 {
+		t.Errorf("rank %d, which stays away, waits %+v", away, ws)
+	}
+	for _, p := range calls {
+		if err := p.Sync(testContext(t)); !errors.Is(err, comm.ErrDeadline) {
+			t.Error(err)
+		}
+	}
+	check("after the deadline", groups[0].Waits())
 }

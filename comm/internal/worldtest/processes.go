@@ -30,7 +30,8 @@ type ProcessKind struct {
 	// Open makes the communicator of a rank over the group of the hosts; nil: the group itself. The ranks can exchange
 	// files in dir.
 	Open func(ctx context.Context, host *comm.Group, dir string) (ProcessRank, error)
-	// Patience bounds the time of a rank, mostly for its devices; 0: 20 s.
+	// Patience bounds the time of a rank, mostly for its devices; 0: 20 s. The deadline of "stop" and "detour" is its
+	// 40th part.
 	Patience time.Duration
 }
 
@@ -104,7 +105,7 @@ func (k ProcessKinds) rank(spec []string) error {
 	defer cancel()
 	opts := comm.Options{}
 	if call == "stop" || call == "detour" {
-		opts.Deadline = time.Second
+		opts.Deadline = kind.patience() / 40
 	}
 	// Nothing is closed here: a rank that exits at an error must have informed the others of its cause by then.
 	self, err := kind.start(ctx, comm.Mesh{Dir: spec[2], Rank: r, Size: n, Secret: key}, opts)
