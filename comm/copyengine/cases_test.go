@@ -2,6 +2,7 @@ package copyengine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -11,6 +12,43 @@ import (
 )
 
 // The cases that every device passes, fake or real.
+
+// amounts are numbers of calls and sizes for the cases.
+type amounts struct{ ring, ringBytes, pairs, pairBytes, ahead, handOn, handBytes, groupings int }
+
+// Cases runs all of them.
+func (r *Rank) Cases(ctx context.Context, a amounts) error {
+	for _, c := range []struct {
+		name  string
+		alone bool // also with one rank
+		err   func() error
+	}{
+		{"ring", true, func() error { return r.Ring(ctx, a.ring, a.ringBytes) }},
+		{"all pairs", true, func() error { return r.AllPairs(ctx, a.pairs, a.pairBytes) }},
+		{"ahead", false, func() error { return errors.Join(r.Ahead(ctx, a.ahead, 2), r.Ahead(ctx, 5, 3*postRing+1)) }},
+		{"hand on", false, func() error { return r.HandOn(ctx, a.handOn, a.handBytes) }},
+		{"groupings", false, func() error { return r.Groupings(ctx, a.groupings) }},
+	} {
+		if !c.alone && r.Size() == 1 {
+			continue
+		}
+		if err := c.err(); err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+	}
+	return nil
+}
+
+// with returns a message to or from a rank.
+func with(peer int, v tensor.View) []comm.Message { return []comm.Message{{Peer: peer, View: v}} }
+
+// one sends or receives messages.
+func (r *Rank) one(send bool, ms []comm.Message) (comm.Pending, error) {
+	if send {
+		return r.Exchange(ms, nil)
+	}
+	return r.Exchange(nil, ms)
+}
 
 // pattern returns the byte that rank r fills message k of call i with.
 func pattern(r, i, k int) byte { return byte(1 + (r*97+i*31+k*13)%251) }
@@ -46,15 +84,9 @@ func (r *Rank) Ring(ctx context.Context, calls, most int) error {
 			if sizes.IntN(8) == 0 {
 				size = 0
 			}
-			o, v := out[k].Slice(3, 0, size), in[k].Slice(3, 0, size)
+			o := out[k].Slice(3, 0, size)
 			r.rig.set(o, pattern(r.Rank(), i, k))
-			send, recv = append(
-				send,
-				comm.Message{Peer: next, View: o},
-			), append(
-				recv,
-				comm.Message{Peer: prev, View: v},
-			)
+			send, recv = append(send, with(next, o)...), append(recv, with(prev, in[k].Slice(3, 0, size))...)
 		}
 		p, err := r.Exchange(send, recv)
 		if err != nil {
@@ -103,10 +135,10 @@ func (r *Rank) AllPairs(ctx context.Context, calls, most int) error {
 		for _, p := range order.Perm(n) {
 			o := part(out, p, size(r.Rank(), p))
 			r.rig.set(o, pattern(r.Rank(), i, p))
-			send = append(send, comm.Message{Peer: p, View: o})
+			send = append(send, with(p, o)...)
 		}
 		for _, p := range order.Perm(n) {
-			recv = append(recv, comm.Message{Peer: p, View: part(in, p, size(p, r.Rank()))})
+			recv = append(recv, with(p, part(in, p, size(p, r.Rank())))...)
 		}
 		p, err := r.Exchange(send, recv)
 		if err != nil {
@@ -129,30 +161,25 @@ func (r *Rank) Ahead(ctx context.Context, calls, messages int) error {
 	if peer >= r.Size() {
 		return nil
 	}
-	send := r.Rank()%2 == 0
-	for range 2 {
-		v, err := r.memory(calls * messages)
-		if err != nil {
-			return err
-		}
-		var all []comm.Pending
+	v, err := r.memory(calls * messages)
+	if err != nil {
+		return err
+	}
+	part := func(i int) tensor.View { return v.Slice(3, i*messages, (i+1)*messages) }
+	for turn := range 2 {
+		send := r.Rank()%2 == turn
+		all := make([]comm.Pending, calls)
 		for i := range calls {
 			var ms []comm.Message
 			for k := range messages {
-				at := i*messages + k
-				ms = append(ms, comm.Message{Peer: peer, View: v.Slice(3, at, at+1)})
+				ms = append(ms, with(peer, part(i).Slice(3, k, k+1))...)
 			}
-			p := comm.Pending(nil)
 			if send {
-				r.rig.set(v.Slice(3, i*messages, (i+1)*messages), pattern(r.Rank(), i, 0))
-				p, err = r.Exchange(ms, nil)
-			} else {
-				p, err = r.Exchange(nil, ms)
+				r.rig.set(part(i), pattern(r.Rank(), i, 0))
 			}
-			if err != nil {
+			if all[i], err = r.one(send, ms); err != nil {
 				return err
 			}
-			all = append(all, p)
 			if i == 0 && r.Rank()%2 == 1 {
 				time.Sleep(20 * time.Millisecond) // the other one runs ahead
 			}
@@ -161,16 +188,13 @@ func (r *Rank) Ahead(ctx context.Context, calls, messages int) error {
 			if err := all[i].Sync(ctx); err != nil {
 				return err
 			}
-		}
-		if !send {
-			for i := range calls {
-				r.rig.check(fmt.Sprintf("call %d", i), v.Slice(3, i*messages, (i+1)*messages), pattern(peer, i, 0))
+			if !send {
+				r.rig.check(fmt.Sprintf("call %d", i), part(i), pattern(peer, i, 0))
 			}
 		}
 		if err := r.rig.result(ctx); err != nil {
 			return err
 		}
-		send = !send
 	}
 	return nil
 }
@@ -181,27 +205,21 @@ func (r *Rank) HandOn(ctx context.Context, calls, size int) error {
 	if err != nil {
 		return err
 	}
-	last := r.Size() - 1
 	for i := range calls {
+		var p comm.Pending
 		if r.Rank() == 0 {
 			r.rig.set(v, pattern(0, i, 0))
+		} else if p, err = r.Exchange(nil, with(r.Rank()-1, v)); err != nil {
+			return err
 		}
-		var p comm.Pending
-		if r.Rank() > 0 {
-			if p, err = r.Exchange(nil, []comm.Message{{Peer: r.Rank() - 1, View: v}}); err != nil {
+		if r.Rank() < r.Size()-1 {
+			if p, err = r.Exchange(with(r.Rank()+1, v), nil); err != nil {
 				return err
 			}
 		}
-		if r.Rank() < last {
-			if p, err = r.Exchange([]comm.Message{{Peer: r.Rank() + 1, View: v}}, nil); err != nil {
-				return err
-			}
-		}
-		if p != nil {
-			p.Wait()
-			r.rig.check(fmt.Sprintf("call %d", i), v, pattern(0, i, 0))
-			r.rig.set(v, 0)
-		}
+		p.Wait()
+		r.rig.check(fmt.Sprintf("call %d", i), v, pattern(0, i, 0))
+		r.rig.set(v, 0)
 	}
 	return r.rig.result(ctx)
 }
@@ -221,35 +239,28 @@ func (r *Rank) Groupings(ctx context.Context, calls int) error {
 	for i := range calls {
 		var all []comm.Message
 		for k := range parts {
-			all = append(all, comm.Message{Peer: peer, View: v.Slice(3, k*size, (k+1)*size)})
+			all = append(all, with(peer, v.Slice(3, k*size, (k+1)*size))...)
 		}
-		split := (r.Rank()+i/2)%2 == 0
-		send := (r.Rank()+i)%2 == 0
-		for k := 0; k < parts; {
-			step := parts
-			if split {
-				step = 1
-			}
-			ms := all[k : k+step]
-			var p comm.Pending
-			if send {
-				for j, m := range ms {
+		send, step := (r.Rank()+i)%2 == 0, parts
+		if (r.Rank()+i/2)%2 == 0 {
+			step = 1
+		}
+		for k := 0; k < parts; k += step {
+			for j, m := range all[k : k+step] {
+				if send {
 					r.rig.set(m.View, pattern(r.Rank(), i, k+j))
 				}
-				p, err = r.Exchange(ms, nil)
-			} else {
-				p, err = r.Exchange(nil, ms)
 			}
+			p, err := r.one(send, all[k:k+step])
 			if err != nil {
 				return err
 			}
 			p.Wait()
-			for j, m := range ms {
+			for j, m := range all[k : k+step] {
 				if !send {
 					r.rig.check(fmt.Sprintf("call %d message %d", i, k+j), m.View, pattern(peer, i, k+j))
 				}
 			}
-			k += step
 		}
 	}
 	return r.rig.result(ctx)

@@ -110,10 +110,7 @@ func (g *gpuRig) result(ctx context.Context) error {
 
 // gpuConfig returns the config of a rank's engine.
 func gpuConfig(host *comm.Group, g *gpuRig) config {
-	return config{
-		host: host, dev: &cudaCopies{dev: g.dev}, compute: g.compute, using: new(sync.Mutex),
-		limit: host.Options().Deadline, share: sharedFile{},
-	}
+	return configOf(host, &cudaCopies{dev: g.dev}, g.compute, sharedFile{})
 }
 
 // gpuProcess makes a rank with a GPU, in a process of its own.
@@ -123,10 +120,7 @@ func gpuProcess(ctx context.Context, host *comm.Group, _ string) (*Rank, error) 
 		return nil, err
 	}
 	w, err := newWorld(ctx, gpuConfig(host, g))
-	if err != nil {
-		return nil, err
-	}
-	return &Rank{world: w, rig: g}, nil
+	return &Rank{world: w, rig: g}, err
 }
 
 // gpuRanks makes n ranks of this process, on as many GPUs as there are.
@@ -167,28 +161,13 @@ func TestCopyEngineGPUCases(t *testing.T) {
 		t.Run(fmt.Sprintf("ranks=%d", n), func(t *testing.T) {
 			ctx := testContext(t)
 			eachRank(t, gpuRanks(t, n), func(r *Rank) error {
-				if err := r.Ring(ctx, 3000, 5000); err != nil {
-					return fmt.Errorf("ring: %w", err)
-				}
 				if err := r.Ring(ctx, 100, 4<<20); err != nil {
 					return fmt.Errorf("ring of large messages: %w", err)
 				}
-				if err := r.AllPairs(ctx, 500, 20_000); err != nil {
-					return fmt.Errorf("all pairs: %w", err)
-				}
-				if n == 1 {
-					return nil
-				}
-				if err := errors.Join(r.Ahead(ctx, 300, 2), r.Ahead(ctx, 5, 3*postRing+1)); err != nil {
-					return fmt.Errorf("ahead: %w", err)
-				}
-				if err := r.HandOn(ctx, 300, 100_000); err != nil {
-					return fmt.Errorf("hand on: %w", err)
-				}
-				if err := r.Groupings(ctx, 100); err != nil {
-					return fmt.Errorf("groupings: %w", err)
-				}
-				return nil
+				return r.Cases(ctx, amounts{
+					ring: 3000, ringBytes: 5000, pairs: 500, pairBytes: 20_000,
+					ahead: 300, handOn: 300, handBytes: 100_000, groupings: 100,
+				})
 			})
 		})
 	}
@@ -197,7 +176,6 @@ func TestCopyEngineGPUCases(t *testing.T) {
 // A rank aborts while another rank's compute stream waits for a copy that never comes.
 func TestCopyEngineGPUAbort(t *testing.T) {
 	ctx := testContext(t)
-	boom := errors.New("the loss is not a number")
 	ranks := gpuRanks(t, 2)
 	eachRank(t, ranks, func(r *Rank) error {
 		v, err := r.rig.bytes(1 << 20)
@@ -205,7 +183,7 @@ func TestCopyEngineGPUAbort(t *testing.T) {
 			return err
 		}
 		if r.Rank() == 0 {
-			p, err := r.Exchange(nil, []comm.Message{{Peer: 1, View: v}})
+			p, err := r.Exchange(nil, with(1, v))
 			if err != nil {
 				return err
 			}
@@ -254,8 +232,7 @@ func BenchmarkCopyEngineRing(b *testing.B) {
 						return
 					}
 					out, in := all.Slice(3, 0, size), all.Slice(3, 1<<30, 1<<30+size)
-					send := []comm.Message{{Peer: (r.Rank() + 1) % n, View: out}}
-					recv := []comm.Message{{Peer: (r.Rank() + n - 1) % n, View: in}}
+					send, recv := with((r.Rank()+1)%n, out), with((r.Rank()+n-1)%n, in)
 					for range b.N {
 						p, err := r.Exchange(send, recv)
 						if err != nil {

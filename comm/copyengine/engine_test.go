@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 )
 
 // patience ends a test that hangs.
@@ -22,10 +23,12 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
+var boom = errors.New("the loss is not a number")
+
 func TestCopyEngineCases(t *testing.T) {
-	ranks := []int{1, 2, 3, 4}
+	ranks, part := []int{1, 2, 3, 4}, 1
 	if testing.Short() {
-		ranks = ranks[:3]
+		ranks, part = ranks[:3], 5
 	}
 	for _, n := range ranks {
 		for _, queues := range []struct {
@@ -34,6 +37,7 @@ func TestCopyEngineCases(t *testing.T) {
 			room int
 		}{{"own queues", false, 0}, {"one queue", true, 0}, {"own short queues", false, 2}, {"one short queue", true, 2}} {
 			t.Run(fmt.Sprintf("ranks=%d, %s", n, queues.name), func(t *testing.T) {
+				t.Parallel()
 				ctx := testContext(t)
 				var q *fakeQueue
 				// With one queue for all streams of all ranks, the device does work in the order of submission: nothing
@@ -41,26 +45,12 @@ func TestCopyEngineCases(t *testing.T) {
 				if queues.one {
 					q = newFakeQueue(queues.room)
 				}
-				eachRank(t, fakeRanks(t, n, q, queues.room, comm.Options{}), func(r *Rank) error {
-					if err := r.Ring(ctx, 1500/n, 3000); err != nil {
-						return fmt.Errorf("ring: %w", err)
-					}
-					if err := r.AllPairs(ctx, 300/n, 5000); err != nil {
-						return fmt.Errorf("all pairs: %w", err)
-					}
-					if n == 1 {
-						return nil
-					}
-					if err := errors.Join(r.Ahead(ctx, 100, 2), r.Ahead(ctx, 5, 3*postRing+1)); err != nil {
-						return fmt.Errorf("ahead: %w", err)
-					}
-					if err := r.HandOn(ctx, 100, 2000); err != nil {
-						return fmt.Errorf("hand on: %w", err)
-					}
-					if err := r.Groupings(ctx, 40); err != nil {
-						return fmt.Errorf("groupings: %w", err)
-					}
-					return nil
+				hosts := comm.NewLocal(n, nil, comm.Options{})
+				eachRank(t, fakeRanks(t, hosts, q, queues.room), func(r *Rank) error {
+					return r.Cases(ctx, amounts{
+						ring: 1500 / n / part, ringBytes: 3000, pairs: 300 / n / part, pairBytes: 5000,
+						ahead: 100 / part, handOn: 100 / part, handBytes: 2000, groupings: 40 / part,
+					})
 				})
 			})
 		}
@@ -71,31 +61,24 @@ func TestCopyEngineCases(t *testing.T) {
 // while a device waits for a flag that never comes.
 func TestCopyEngineAbort(t *testing.T) {
 	ctx := testContext(t)
-	boom := errors.New("the loss is not a number")
-	ranks := fakeRanks(t, 3, nil, 0, comm.Options{})
-	eachRank(t, ranks, func(r *Rank) error {
+	eachRank(t, localRanks(t, 3, 0), func(r *Rank) error {
 		v, err := r.rig.bytes(100)
 		if err != nil {
 			return err
 		}
-		var p comm.Pending
 		gate := make(chan struct{})
-		switch r.Rank() {
-		case 0: // waits on its host for the call of rank 2
-			if p, err = r.Exchange(nil, []comm.Message{{Peer: 2, View: v}}); err != nil {
-				return err
-			}
-			p.Wait()
-		case 1: // has posted; its device does not wait, and rank 2's device waits for it
+		if r.Rank() == 1 { // has posted; its device does not wait, and rank 2's device waits for it
 			r.rig.(fakeRig).compute.do(func() { <-gate })
-			if p, err = r.Exchange(nil, []comm.Message{{Peer: 2, View: v}}); err != nil {
-				return err
-			}
-		case 2:
-			if p, err = r.Exchange([]comm.Message{{Peer: 1, View: v}}, nil); err != nil {
-				return err
-			}
+		}
+		// Rank 0 waits on its host for the call of rank 2.
+		p, err := r.one(r.Rank() == 2, with([]int{2, 2, 1}[r.Rank()], v))
+		if err != nil {
+			return err
+		}
+		if r.Rank() != 1 {
 			p.Wait()
+		}
+		if r.Rank() == 2 {
 			time.Sleep(5 * time.Millisecond)
 			r.Abort(boom)
 		}
@@ -117,7 +100,6 @@ func TestCopyEngineAbort(t *testing.T) {
 // TestCopyEngineBehindFullQueues blocks a rank's host in the driver: its queues are full with work after a wait for an
 // absent peer. The deadline ends that, and so does a failure of the group.
 func TestCopyEngineBehindFullQueues(t *testing.T) {
-	boom := errors.New("the loss is not a number")
 	for _, c := range []struct {
 		name  string
 		limit time.Duration
@@ -125,9 +107,11 @@ func TestCopyEngineBehindFullQueues(t *testing.T) {
 		say   string
 	}{{"deadline", 100 * time.Millisecond, comm.ErrDeadline, "rank 1"}, {"abort", -1, nil, boom.Error()}} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			ctx := testContext(t)
 			gate := make(chan struct{})
-			eachRank(t, fakeRanks(t, 2, nil, 8, comm.Options{Deadline: c.limit}), func(r *Rank) error {
+			hosts := comm.NewLocal(2, nil, comm.Options{Deadline: c.limit})
+			eachRank(t, fakeRanks(t, hosts, nil, 8), func(r *Rank) error {
 				v, err := r.rig.bytes(100)
 				if err != nil {
 					return err
@@ -135,26 +119,23 @@ func TestCopyEngineBehindFullQueues(t *testing.T) {
 				if r.Rank() == 1 { // its host has come to the call, its device has not
 					defer close(gate)
 					r.rig.(fakeRig).compute.do(func() { <-gate })
-					p, err := r.Exchange(nil, []comm.Message{{Peer: 0, View: v}})
+					p, err := r.Exchange(nil, with(0, v))
 					if err == nil && c.limit < 0 {
 						time.Sleep(20 * time.Millisecond)
 						r.Abort(boom)
 					}
-					if err == nil {
-						err = p.Sync(ctx)
-					}
-					if comm.IsRemote(err) == (c.limit < 0) {
+					if err = comm.Finish(ctx)(p, err); comm.IsRemote(err) == (c.limit < 0) {
 						return fmt.Errorf("the call ended with %w", err)
 					}
 					return nil
 				}
-				p, err := r.Exchange([]comm.Message{{Peer: 1, View: v}}, nil)
+				p, err := r.Exchange(with(1, v), nil)
 				if err != nil {
 					return err
 				}
 				p.Wait()
 				for err == nil && ctx.Err() == nil {
-					_, err = r.Exchange([]comm.Message{{Peer: 1, View: v}}, nil)
+					_, err = r.Exchange(with(1, v), nil)
 				}
 				if c.want != nil && !errors.Is(err, c.want) || !strings.Contains(fmt.Sprint(err), c.say) {
 					return fmt.Errorf("the calls ended with %w", err)
@@ -181,14 +162,7 @@ func TestCopyEngineSetup(t *testing.T) {
 				if r == 1 {
 					dev.faults = map[string]error{call: broken}
 				}
-				return config{
-					host:    hosts[r],
-					dev:     dev,
-					compute: compute,
-					using:   new(sync.Mutex),
-					limit:   time.Minute,
-					share:   sharedFile{},
-				}
+				return configOf(hosts[r], dev, compute, sharedFile{})
 			}, 3)
 			for r, err := range errs {
 				if err == nil || errors.Is(err, broken) != (r == 1) ||
@@ -205,6 +179,144 @@ func TestCopyEngineSetup(t *testing.T) {
 				t.Errorf("%d files in %s, %d before: %v", len(after), shmDir, len(before), err)
 			}
 		})
+	}
+}
+
+// TestNoGates checks that a call has no gates if a copy may need the processors that wait for it, and that Gates
+// returns after the group has failed. TestCopyEngineCases uses gates.
+func TestNoGates(t *testing.T) {
+	ctx := testContext(t)
+	eachRank(t, localRanks(t, 2, 0), func(r *Rank) error {
+		v, err := r.rig.bytes(100)
+		if err != nil {
+			return err
+		}
+		peer := 1 - r.Rank()
+		r.e.near[peer] = true
+		p, err := r.Exchange(with(peer, v.Slice(3, 0, 50)), with(peer, v.Slice(3, 50, 100)))
+		if err != nil {
+			return err
+		}
+		if gates := p.(comm.Gated).Gates(); gates != nil {
+			return fmt.Errorf("a device that both ranks have: %v", gates)
+		}
+		p.Wait()
+		if err := p.Sync(ctx); err != nil {
+			return err
+		}
+		r.e.near[peer] = false
+		if r.Rank() == 1 {
+			time.Sleep(5 * time.Millisecond)
+			r.Abort(boom)
+			return nil
+		}
+		if p, err = r.Exchange(nil, with(1, v)); err != nil {
+			return nil // the other one was quick
+		}
+		if gates := p.(comm.Gated).Gates(); gates != nil {
+			return fmt.Errorf("a group that has failed: %v", gates)
+		}
+		if err := p.Sync(ctx); !errors.Is(err, comm.ErrAborted) {
+			return fmt.Errorf("the call ended with %w", err)
+		}
+		return nil
+	})
+}
+
+// A rank that gives up passes its cause on before its callers learn of it, by an error or by the
+// compute stream: if they exit at once, the others would blame this rank.
+func TestTellsFirst(t *testing.T) {
+	ctx := testContext(t)
+	hosts, told := worldtest.SlowHosts(comm.Options{Deadline: 20 * time.Millisecond})
+	r := fakeRanks(t, hosts, nil, 0)[0]
+	compute := r.rig.(fakeRig).compute
+	var early atomic.Bool
+	compute.onFail(func(error) { early.Store(!told()) })
+	v, err := r.rig.bytes(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := r.Exchange(nil, with(1, v))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = p.Sync(ctx)
+	if told := told(); !told || !errors.Is(err, comm.ErrDeadline) {
+		t.Errorf("the call ended with %v, the other rank told: %v", err, told)
+	}
+	p.Wait()
+	if err := compute.Sync(ctx); !errors.Is(err, comm.ErrDeadline) || early.Load() {
+		t.Errorf("the compute stream ended with %v, before the other rank was told: %v", err, early.Load())
+	}
+}
+
+// swap begins an exchange of 100 bytes with the other rank of two.
+func (r *Rank) swap(t *testing.T) comm.Pending {
+	t.Helper()
+	v, err := r.rig.bytes(200)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := 1 - r.Rank()
+	p, err := r.Exchange(with(peer, v.Slice(3, 0, 100)), with(peer, v.Slice(3, 100, 200)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// What was waited for is still told when a message has stood still for too long, and all waits have ended.
+func TestWaitsAreKept(t *testing.T) {
+	t.Parallel()
+	ranks := localRanks(t, 2, 100*time.Millisecond)
+	if err := ranks[0].swap(t).Sync(testContext(t)); !errors.Is(err, comm.ErrDeadline) {
+		t.Error(err)
+	}
+	for _, r := range ranks {
+		r.Close()
+	}
+	if ws := ranks[0].e.Waits(); len(ws) != 1 || len(ws[0].Open) != 2 || ws[0].Open[0].Peer != 1 {
+		t.Errorf("%+v", ws)
+	}
+	if ws := ranks[1].e.Waits(); len(ws) > 0 {
+		t.Errorf("the rank that stayed away waited %+v", ws)
+	}
+}
+
+// The waits of an engine name the peer that has not posted its end. If a goroutine holds the engine's lock in the
+// driver, they report that instead.
+func TestWaits(t *testing.T) {
+	ranks := localRanks(t, 2, time.Minute)
+	first := ranks[0].swap(t)
+	var ws []comm.Wait
+	for start := time.Now(); time.Since(start) < 10*time.Second; time.Sleep(time.Millisecond) {
+		if ws = ranks[0].e.Waits(); len(ws) == 1 && len(ws[0].Open) == 2 {
+			break
+		}
+	}
+	if len(ws) != 1 || !ws[0].Begun || ws[0].Op != "exchange" || ws[0].Via != via || ws[0].Call != 1 ||
+		ws[0].Bytes != 200 || len(ws[0].Open) != 2 {
+		t.Fatalf("%+v", ws)
+	}
+	if o := ws[0].Open[0]; o.Peer != 1 || o.Bytes != 100 || ws[0].Open[1].Send == o.Send {
+		t.Errorf("%+v", ws[0].Open)
+	}
+	if ws := ranks[1].e.Waits(); len(ws) > 0 {
+		t.Errorf("the rank that stays away waits %+v", ws)
+	}
+	ranks[0].e.mu.Lock()
+	stuck := ranks[0].e.Waits()
+	ranks[0].e.mu.Unlock()
+	if len(stuck) != 1 || !stuck[0].Begun || len(stuck[0].Open) > 0 || stuck[0].Since.IsZero() {
+		t.Errorf("with the lock held: %+v", stuck)
+	}
+	for r, p := range []comm.Pending{first, ranks[1].swap(t)} {
+		if err := p.Sync(testContext(t)); err != nil {
+			t.Error(err)
+		}
+		if ws := ranks[r].e.Waits(); len(ws) > 0 {
+			t.Errorf("rank %d waits %+v when all is over", r, ws)
+		}
 	}
 }
 

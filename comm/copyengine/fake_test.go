@@ -21,59 +21,25 @@ import (
 // GPU's do. What has been queued is carried out whatever happens on the host, a stream that
 // waits for a flag waits until the flag is there, and several streams may share one queue.
 
-// fakeQueue carries out tasks in order.
-type fakeQueue struct {
-	mu     sync.Mutex
-	cond   *sync.Cond
-	tasks  []func() // guarded by mu
-	closed bool     // guarded by mu
-	room   int      // the most tasks; push blocks beyond it. 0: unlimited
-}
+// fakeQueue carries out tasks in order. With little room for waiting ones, push blocks.
+type fakeQueue struct{ tasks chan func() }
 
+// newFakeQueue returns a queue with that much room; 0: more than the tests need.
 func newFakeQueue(room int) *fakeQueue {
-	q := &fakeQueue{room: room}
-	q.cond = sync.NewCond(&q.mu)
-	go q.run() // ends with the tasks, after close
+	if room == 0 {
+		room = 4096
+	}
+	q := &fakeQueue{make(chan func(), room)}
+	go func() { // ends with the tasks, after close
+		for f := range q.tasks {
+			f()
+		}
+	}()
 	return q
 }
 
-func (q *fakeQueue) push(f func()) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for q.room > 0 && len(q.tasks) >= q.room {
-		q.cond.Wait()
-	}
-	if q.closed {
-		panic("comm: work queued on a closed fake queue")
-	}
-	q.tasks = append(q.tasks, f)
-	q.cond.Broadcast()
-}
-
-func (q *fakeQueue) run() {
-	for {
-		q.mu.Lock()
-		for len(q.tasks) == 0 && !q.closed {
-			q.cond.Wait()
-		}
-		if len(q.tasks) == 0 {
-			q.mu.Unlock()
-			return
-		}
-		f := q.tasks[0]
-		q.tasks = q.tasks[1:]
-		q.cond.Broadcast()
-		q.mu.Unlock()
-		f()
-	}
-}
-
-func (q *fakeQueue) close() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.closed = true
-	q.cond.Broadcast()
-}
+func (q *fakeQueue) push(f func()) { q.tasks <- f }
+func (q *fakeQueue) close()        { close(q.tasks) }
 
 // A fakeStream is a tensor.Stream and a lane, on a queue of its own or on a shared one.
 type fakeStream struct {
@@ -270,7 +236,7 @@ func (m *fakeSpace) open(path string) (uint64, error) {
 	return addr, nil
 }
 
-// mapFile maps a file, which it makes where bytes says how long.
+// mapFile maps a file. With a number of bytes it makes the file.
 func mapFile(path string, bytes int64) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -5,12 +5,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/tensor"
 )
 
 func TestRegion(t *testing.T) {
@@ -38,53 +36,20 @@ func (d lying) export(addr uint64) (location, error) {
 
 // TestCopyBeyondRegion posts a receive beyond its allocation: the sender's error names the peer, and nothing is copied.
 func TestCopyBeyondRegion(t *testing.T) {
-	ctx := testContext(t)
-	hosts, board := comm.NewLocal(2, nil, comm.Options{}), newHeapBoard(2)
-	streams := []*tensor.HostStream{tensor.NewHostStream("compute 0"), tensor.NewHostStream("compute 1")}
-	worlds, errs := connectAll(func(r int) config {
-		c := config{
-			host:    hosts[r],
-			dev:     &fakeDevice{rank: r},
-			compute: streams[r],
-			using:   new(sync.Mutex),
-			limit:   hosts[r].Options().Deadline,
-			share:   board,
+	const want = "memory of rank 1: 1000 bytes at offset 1048576 are not within its allocation of 1000"
+	ctx, ranks := testContext(t), localRanks(t, 2, 0)
+	ranks[1].e.dev = lying{&fakeDevice{rank: 1}}
+	eachRank(t, ranks, func(r *Rank) error {
+		v, err := r.rig.bytes(1000)
+		if err != nil {
+			return err
 		}
-		if r == 1 {
-			c.dev = lying{&fakeDevice{rank: r}}
+		err = comm.Finish(ctx)(r.one(r.Rank() == 0, with(1-r.Rank(), v)))
+		if err == nil || r.Rank() == 0 && !strings.Contains(err.Error(), want) {
+			t.Errorf("rank %d: %v", r.Rank(), err)
 		}
-		return c
-	}, 2)
-	var wg sync.WaitGroup
-	for r, w := range worlds {
-		if errs[r] != nil {
-			t.Fatal(errs[r])
-		}
-		wg.Go(func() {
-			v := []comm.Message{{Peer: 1 - r, View: tensor.New(tensor.U8, 1000)}}
-			send, recv := v, []comm.Message(nil)
-			if r == 1 {
-				send, recv = nil, v
-			}
-			p, err := w.Exchange(send, recv)
-			if err == nil {
-				err = p.Sync(ctx)
-			}
-			if err == nil ||
-				r == 0 &&
-					!strings.Contains(
-						err.Error(),
-						"memory of rank 1: 1000 bytes at offset 1048576 are not within its allocation of 1000",
-					) {
-				t.Errorf("rank %d: %v", r, err)
-			}
-		})
-	}
-	wg.Wait()
-	for r, w := range worlds {
-		w.Close()
-		streams[r].Close()
-	}
+		return nil
+	})
 }
 
 // TestMapBoardRefused checks that no file is mapped that has not room for the board.
@@ -96,29 +61,27 @@ func TestMapBoardRefused(t *testing.T) {
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{short, fifo} {
+	refused := func(path string) error {
 		f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		if _, err := mapBoard(f, 2); err == nil || !strings.Contains(err.Error(), "is no shared memory of") {
+		b, err := mapBoard(f, 2)
+		if err == nil {
+			err = sharedFile{}.done(b)
+		}
+		return err
+	}
+	for _, path := range []string{short, fifo} {
+		if err := refused(path); err == nil || !strings.Contains(err.Error(), "is no shared memory of") {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
 	if err := os.Truncate(short, int64(boardWords(2))*8); err != nil {
 		t.Fatal(err)
 	}
-	f, err := os.OpenFile(short, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	b, err := mapBoard(f, 2)
-	if err == nil {
-		err = sharedFile{}.done(b)
-	}
-	if err != nil {
+	if err := refused(short); err != nil {
 		t.Errorf("a file of the right size: %v", err)
 	}
 }

@@ -2,6 +2,7 @@ package copyengine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -9,7 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -50,10 +55,14 @@ func (w *world) listen() {
 		case <-w.e.failed:
 			return
 		case <-time.After(time.Millisecond):
+			w.passOn()
 		}
-		if err := w.Group.Err(); err != nil && err != comm.ErrClosed {
-			w.e.Abort(err)
-		}
+	}
+}
+
+func (w *world) passOn() {
+	if err := w.Group.Err(); err != nil && err != comm.ErrClosed {
+		w.e.Abort(err)
 	}
 }
 
@@ -75,37 +84,19 @@ func (w *world) SetDeadline(d time.Duration) {
 
 func (w *world) Abort(cause error) {
 	w.Group.Abort(cause)
-	if err := w.Group.Err(); err != nil && err != comm.ErrClosed {
-		w.e.Abort(err)
-	}
+	w.passOn()
 }
 
 func (w *world) Close() error {
 	w.once.Do(func() { close(w.stop) })
-	if err := w.e.Close(); err != nil {
-		return err
-	}
-	return w.Group.Close()
+	return errors.Join(w.e.Close(), w.Group.Close())
 }
 
-// fakeWorld joins ranks of this process by engines over fake devices.
-func fakeWorld(compute []tensor.Stream, opts comm.Options) ([]comm.Communicator, error) {
-	n := len(compute)
-	hosts, board := comm.NewLocal(n, compute, opts), newHeapBoard(n)
-	worlds, errs := connectAll(func(r int) config {
-		return config{
-			host: hosts[r], dev: &fakeDevice{rank: r}, compute: compute[r].(Compute), using: new(sync.Mutex), limit: hosts[r].Options().Deadline,
-			share: board,
-		}
-	}, n)
-	cs := make([]comm.Communicator, n)
-	for r, w := range worlds {
-		if errs[r] != nil {
-			return nil, errs[r]
-		}
-		cs[r] = w
+// configOf returns the config of a rank.
+func configOf(host *comm.Group, dev device, compute Compute, share boardSource) config {
+	return config{
+		host: host, dev: dev, compute: compute, using: new(sync.Mutex), limit: host.Options().Deadline, share: share,
 	}
-	return cs, nil
 }
 
 func connectAll(config func(r int) config, n int) ([]*world, []error) {
@@ -118,17 +109,24 @@ func connectAll(config func(r int) config, n int) ([]*world, []error) {
 	return worlds, errs
 }
 
-// fakeProcess makes a rank with a fake device whose memory consists of files in dir.
-func fakeProcess(ctx context.Context, host *comm.Group, dir string) (*Rank, error) {
-	dev := &fakeDevice{rank: host.Rank(), dir: dir}
-	compute := newFakeStream(nil, 0)
-	w, err := newWorld(ctx, config{
-		host: host, dev: dev, compute: compute, using: new(sync.Mutex), limit: host.Options().Deadline, share: sharedFile{},
+// TestCopyEngine runs the suite with exchanges by the copy engine, over fake devices, and all
+// other calls by a host group.
+func TestCopyEngine(t *testing.T) {
+	t.Parallel()
+	commtest.TestCommunicator(t, func(t *testing.T, compute []tensor.Stream, opts comm.Options) []comm.Communicator {
+		n := len(compute)
+		hosts, board, cs := comm.NewLocal(n, compute, opts), newHeapBoard(n), make([]comm.Communicator, n)
+		worlds, errs := connectAll(func(r int) config {
+			return configOf(hosts[r], &fakeDevice{rank: r}, compute[r].(Compute), board)
+		}, n)
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		for r, w := range worlds {
+			cs[r] = w
+		}
+		return cs
 	})
-	if err != nil {
-		return nil, err
-	}
-	return &Rank{world: w, rig: fakeRig{dev, compute}}, nil
 }
 
 // A rig is a device under test: fake, or a GPU.
@@ -201,25 +199,19 @@ func (r fakeRig) await(g tensor.Gate) {
 
 func (r fakeRig) result(ctx context.Context) error { return r.compute.Sync(ctx) }
 
-// fakeRanks makes n ranks of this process. All streams share queue, or if it is nil, each has a queue of its own with
-// that much room.
-func fakeRanks(t *testing.T, n int, queue *fakeQueue, room int, opts comm.Options) []*Rank {
-	hosts, board := comm.NewLocal(n, nil, opts), newHeapBoard(n)
-	rigs := make([]fakeRig, n)
+// fakeRanks makes a rank of this process over each host group, until the test ends. All streams share queue, or if it
+// is nil, each has a queue of its own with that much room.
+func fakeRanks(t *testing.T, hosts []*comm.Group, queue *fakeQueue, room int) []*Rank {
+	n := len(hosts)
+	rigs, board, ranks := make([]fakeRig, n), newHeapBoard(n), make([]*Rank, n)
 	for r := range n {
 		rigs[r] = fakeRig{&fakeDevice{rank: r, queue: queue, room: room}, newFakeStream(queue, room)}
 	}
-	worlds, errs := connectAll(func(r int) config {
-		return config{
-			host: hosts[r], dev: rigs[r].dev, compute: rigs[r].compute, using: new(sync.Mutex), limit: hosts[r].Options().Deadline,
-			share: board,
-		}
-	}, n)
-	ranks := make([]*Rank, n)
+	worlds, errs := connectAll(func(r int) config { return configOf(hosts[r], rigs[r].dev, rigs[r].compute, board) }, n)
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 	for r := range n {
-		if errs[r] != nil {
-			t.Fatal(errs[r])
-		}
 		ranks[r] = &Rank{world: worlds[r], rig: rigs[r]}
 	}
 	t.Cleanup(func() {
@@ -238,7 +230,12 @@ func fakeRanks(t *testing.T, n int, queue *fakeQueue, room int, opts comm.Option
 	return ranks
 }
 
-// each runs f for all ranks at once.
+// localRanks makes n ranks over groups of this process, with queues of their own.
+func localRanks(t *testing.T, n int, deadline time.Duration) []*Rank {
+	return fakeRanks(t, comm.NewLocal(n, nil, comm.Options{Deadline: deadline}), nil, 0)
+}
+
+// eachRank runs f for all ranks at once.
 func eachRank(t *testing.T, ranks []*Rank, f func(r *Rank) error) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -250,4 +247,46 @@ func eachRank(t *testing.T, ranks []*Rank, f func(r *Rank) error) {
 		})
 	}
 	wg.Wait()
+}
+
+// kinds lists the ways to join ranks of several processes by engines.
+var kinds = worldtest.ProcessKinds{"copy": {Open: ringOf(fakeProcess)}}
+
+// fakeProcess makes a rank with a fake device whose memory consists of files in dir.
+func fakeProcess(ctx context.Context, host *comm.Group, dir string) (*Rank, error) {
+	rig := fakeRig{&fakeDevice{rank: host.Rank(), dir: dir}, newFakeStream(nil, 0)}
+	w, err := newWorld(ctx, configOf(host, rig.dev, rig.compute, sharedFile{}))
+	return &Rank{world: w, rig: rig}, err
+}
+
+// ringOf makes ranks pass messages around a ring for ever.
+func ringOf(
+	connect func(ctx context.Context, host *comm.Group, dir string) (*Rank, error),
+) func(context.Context, *comm.Group, string) (worldtest.ProcessRank, error) {
+	return func(ctx context.Context, host *comm.Group, dir string) (worldtest.ProcessRank, error) {
+		r, err := connect(ctx, host, dir)
+		if err != nil {
+			return worldtest.ProcessRank{}, err
+		}
+		step := func(ctx context.Context) error {
+			err := r.Ring(ctx, 20, 100_000)
+			if err != nil {
+				r.Close() // the streams end
+			}
+			return err
+		}
+		return worldtest.ProcessRank{Comm: host, Step: step}, nil
+	}
+}
+
+func TestMain(m *testing.M) {
+	kinds.Main()
+	goleak.VerifyTestMain(m)
+}
+
+// TestKill kills one of four processes. The others must report it by name.
+func TestKill(t *testing.T) {
+	for kind := range kinds {
+		t.Run(kind, func(t *testing.T) { kinds.End(t, kind, "ring", 4, worldtest.Kill, comm.ErrPeerLost.Error()) })
+	}
 }
