@@ -13,7 +13,7 @@ import (
 
 // The cases that every device passes, fake or real.
 
-// amounts are numbers of calls and sizes for the cases.
+// amounts sets the numbers of calls, and sizes, of the cases.
 type amounts struct{ ring, ringBytes, pairs, pairBytes, ahead, handOn, handBytes, groupings int }
 
 // Cases runs all of them.

@@ -2,9 +2,12 @@ package wire
 
 import (
 	"bytes"
+	"crypto/cipher"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -73,11 +76,10 @@ func TestFrameRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, err, blame.ErrProtocol)
 		}
 	}
-	if _, err := decodeHeader([]byte("CPF")); !errors.Is(err, blame.ErrProtocol) {
-		t.Errorf("short header: %v", err)
-	}
-	if _, err := decodeHeader([]byte("GET / HTTP/1.1\r\nHost: example.org\r\n")); !errors.Is(err, blame.ErrProtocol) {
-		t.Errorf("other protocol: %v", err)
+	for _, raw := range []string{"CPF", "GET / HTTP/1.1\r\nHost: example.org\r\n"} {
+		if _, err := decodeHeader([]byte(raw)); !errors.Is(err, blame.ErrProtocol) {
+			t.Errorf("%q: %v", raw, err)
+		}
 	}
 }
 
@@ -116,6 +118,87 @@ func TestNote(t *testing.T) {
 	}
 	if _, err := decodeNote(encodeNote(&blame.PeerError{Rank: 4, Cause: blame.ErrPeerLost}), 4); err == nil {
 		t.Error("rank 4 of 4 was accepted")
+	}
+}
+
+// A recorder is a connection that keeps its output.
+type recorder struct {
+	net.Conn
+	bytes.Buffer
+}
+
+func (r *recorder) Read(b []byte) (int, error)  { return r.Buffer.Read(b) }
+func (r *recorder) Write(b []byte) (int, error) { return r.Buffer.Write(b) }
+
+// testSeal returns the cipher of sealed frames.
+func testSeal(t *testing.T) cipher.AEAD {
+	t.Helper()
+	aead, err := newSeal(bytes.Repeat([]byte{7}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return aead
+}
+
+// writerOf returns a writer of sealed frames.
+func writerOf(t *testing.T, conn net.Conn) frameWriter {
+	t.Helper()
+	return &sealedWriter{conn: conn, aead: testSeal(t)}
+}
+
+// readAll reads frames, and returns their payloads up to the first that is refused, and why.
+func readAll(t *testing.T, raw []byte) (got []string, err error) {
+	t.Helper()
+	r := newOpeningReader(bytes.NewReader(raw), testSeal(t))
+	for {
+		h, err := r.next()
+		if err != nil {
+			return got, err
+		}
+		payload := make([]byte, h.length)
+		if err := r.payload(payload); err != nil {
+			return got, err
+		}
+		got = append(got, string(payload))
+	}
+}
+
+// TestFramesAreTakenOnceInOrder records sealed frames and replays them in other orders. The reader fails at the first
+// frame out of place, and at every changed bit.
+func TestFramesAreTakenOnceInOrder(t *testing.T) {
+	var frames [][]byte
+	rec := &recorder{}
+	w := writerOf(t, rec)
+	for i, text := range []string{"data", "", "more"} {
+		w.add(header{frameData, len(text), link.MsgID{Seq: uint64(i)}, uint64(len(text))}, []byte(text))
+		if err := w.flush(); err != nil {
+			t.Fatal(err)
+		}
+		frames = append(frames, bytes.Clone(rec.Bytes()))
+		if bytes.Contains(rec.Bytes(), []byte("CPF")) || text != "" && bytes.Contains(rec.Bytes(), []byte(text)) {
+			t.Errorf("frame %d is %x", i, rec.Bytes())
+		}
+		rec.Reset()
+	}
+	a, b, c := frames[0], frames[1], frames[2]
+	for name, x := range map[string]struct {
+		frames [][]byte
+		good   int
+		err    error
+	}{
+		"in order": {[][]byte{a, b, c}, 3, io.EOF}, "twice": {[][]byte{a, a}, 1, blame.ErrProtocol}, "left out": {[][]byte{a, c}, 1, blame.ErrProtocol},
+		"swapped": {[][]byte{b, a}, 0, blame.ErrProtocol}, "cut": {[][]byte{a[:len(a)-1]}, 0, io.ErrUnexpectedEOF},
+	} {
+		if got, err := readAll(t, bytes.Join(x.frames, nil)); len(got) != x.good || !errors.Is(err, x.err) {
+			t.Errorf("%s: %q and %v, want %d frames and %v", name, got, err, x.good, x.err)
+		}
+	}
+	for bit := range 8 * len(a) {
+		changed := bytes.Clone(a)
+		changed[bit/8] ^= 1 << (bit % 8)
+		if got, err := readAll(t, changed); len(got) > 0 || !errors.Is(err, blame.ErrProtocol) {
+			t.Errorf("bit %d changed: %q and %v", bit, got, err)
+		}
 	}
 }
 
@@ -158,11 +241,7 @@ func FuzzDecodeFrame(f *testing.F) {
 				}
 			}
 		}
-		aead, err := newSeal(make([]byte, 32))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if h, err := newOpeningReader(bytes.NewReader(b), aead).next(); err == nil {
+		if h, err := newOpeningReader(bytes.NewReader(b), testSeal(t)).next(); err == nil {
 			t.Fatalf("bytes without the key were taken for %+v", h)
 		}
 	})

@@ -3,7 +3,6 @@
 package wire
 
 import (
-	"bytes"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -75,33 +74,24 @@ func TestShare(t *testing.T) {
 		!strings.Contains(log.String(), "rank 0: shares memory with rank 1") {
 		t.Fatalf("no memory is shared: %s", &log)
 	}
-	ends := [2]*sockets{talk(0, accepted), talk(1, dialed)}
-	random := rand.New(rand.NewPCG(3, 4))
-	sizes := []int{maxEager + 1, 0, maxPlaced - 1, maxPlaced, 9, maxPlaced + 1, 3 << 20, 40_000, 2<<20 + 5}
+	ends := [2]*sockets{talk(accepted), talk(dialed)}
+	random := rand.NewChaCha8([32]byte{3})
 	var wg sync.WaitGroup
 	for rank, s := range ends {
-		var out, in [][]byte
-		for _, n := range sizes {
+		var out [][]byte
+		for _, n := range []int{maxEager + 1, 0, maxPlaced - 1, maxPlaced, 9, maxPlaced + 1, 3 << 20, 40_000, 2<<20 + 5} {
 			b := make([]byte, n)
-			for i := range b {
-				b[i] = byte(random.Uint32())
-			}
-			out, in = append(out, b), append(in, make([]byte, n))
+			random.Read(b)
+			out = append(out, b)
 		}
-		wg.Go(func() { send(s, 1-rank, out) })
 		wg.Go(func() {
-			receive(ends[1-rank], rank, in)
-			for i := range in {
-				if !bytes.Equal(in[i], out[i]) {
-					t.Errorf("message of %d bytes from rank %d came out differently", sizes[i], rank)
-				}
+			if !deliver(s, ends[1-rank], out...) {
+				t.Errorf("a message from rank %d came out differently", rank)
 			}
 		})
 	}
 	wg.Wait()
-	wg.Go(func() { ends[0].Close() })
-	ends[1].Close()
-	wg.Wait()
+	closeBoth(ends)
 	for i := 0; mappings(t) > 0; i++ {
 		if i > 1000 {
 			t.Fatal("memory is left behind")
@@ -123,24 +113,14 @@ func TestHostilePlaced(t *testing.T) {
 	} {
 		var log strings.Builder
 		dialed, accepted := shared(t, pairOf(&log))
-		s := talk(0, accepted)
-		r := link.NewRound()
-		r.Begin(2)
-		var xs [2]link.Transfer
-		for i, n := range []int{1 << 20, 4} {
-			xs[i].Prepare(r, link.MsgID{Seq: uint64(i)}, 1, false, make([]byte, n))
-			s.Post(&xs[i])
-		}
-		dialed.out.add(header{kind: frameShare}, nil)
-		if err := dialed.out.flush(); err != nil {
-			t.Fatal(err)
-		}
-		dialed.out.add(c.h, nil)
-		if c.h.kind == framePlaced { // nothing is written into the ring
-			dialed.out.(*plainWriter).placed = nil
-		}
-		if err := dialed.out.flush(); err != nil {
-			t.Fatal(err)
+		s := talk(accepted)
+		xs, r := post(s, false, make([]byte, 1<<20), make([]byte, 4))
+		for _, h := range []header{{kind: frameShare}, c.h} {
+			dialed.out.add(h, nil)
+			dialed.out.(*plainWriter).placed = nil // nothing is written into the ring
+			if err := dialed.out.flush(); err != nil {
+				t.Fatal(err)
+			}
 		}
 		<-r.Done()
 		var pe *blame.PeerError

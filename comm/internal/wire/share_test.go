@@ -4,15 +4,16 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/cprun/cprun/comm/internal/link"
 )
 
 // socketPair returns both ends of a connection within a node.
@@ -52,14 +53,6 @@ func shared(t *testing.T, pair [2]*identity) (dialed, accepted *channel) {
 	return dialed, accepted
 }
 
-// talk makes a rank of two of a channel.
-func talk(rank int, c *channel) *sockets {
-	s := newSockets(rank, 2, "", defaultPairs)
-	s.peer(1 - rank).reserve()
-	s.attach(c)
-	return s
-}
-
 // pairOf returns identities of a world of two, with a log.
 func pairOf(log *strings.Builder) (dialerAndAcceptor [2]*identity) {
 	var mu sync.Mutex
@@ -69,7 +62,7 @@ func pairOf(log *strings.Builder) (dialerAndAcceptor [2]*identity) {
 		fmt.Fprintf(log, format+"\n", args...)
 	}
 	id := func(rank int) *identity {
-		c := Config{Rank: rank, Size: 2, Secret: []byte("0123456789abcdef"), Name: fmt.Sprint("pid ", rank), Log: say}
+		c := Config{Rank: rank, Size: 2, Secret: testSecret, Name: fmt.Sprint("pid ", rank), Log: say}
 		return c.identity()
 	}
 	return [2]*identity{id(1), id(0)}
@@ -85,46 +78,43 @@ func mappings(t *testing.T) int {
 	return bytes.Count(b, []byte("memfd:cprun-exchange"))
 }
 
-func send(s *sockets, peer int, all [][]byte)    { transfers(s, peer, true, all) }
-func receive(s *sockets, peer int, all [][]byte) { transfers(s, peer, false, all) }
-
-// transfers moves all messages with a peer at once, in one direction.
-func transfers(s *sockets, peer int, out bool, all [][]byte) {
-	r := link.NewRound()
-	r.Begin(len(all))
-	xs := make([]link.Transfer, len(all))
-	for i, b := range all {
-		xs[i].Prepare(r, link.MsgID{Seq: uint64(i)}, peer, out, b)
-		s.Post(&xs[i])
+// deliver moves all messages from one rank of two to the other, at once, and reports whether they arrive as they were.
+func deliver(from, to *sockets, messages ...[]byte) bool {
+	var in [][]byte
+	for _, m := range messages {
+		in = append(in, make([]byte, len(m)))
 	}
-	<-r.Done()
+	_, sent := post(from, true, messages...)
+	_, come := post(to, false, in...)
+	<-sent.Done()
+	<-come.Done()
+	return slices.EqualFunc(messages, in, bytes.Equal)
+}
+
+// closeBoth ends both ranks of a world at once.
+func closeBoth(ends [2]*sockets) {
+	var wg sync.WaitGroup
+	for _, s := range ends {
+		wg.Go(func() { s.Close() })
+	}
+	wg.Wait()
 }
 
 // TestShareRefused lets one of two ranks share no memory: everything uses the socket.
 func TestShareRefused(t *testing.T) {
-	for name, change := range map[string]func(dialer, acceptor *identity){
-		"dialer":   func(d, _ *identity) { d.alone = true },
-		"acceptor": func(_, a *identity) { a.alone = true },
-	} {
+	for name, alone := range map[string]int{"dialer": 0, "acceptor": 1} {
 		var log strings.Builder
 		pair := pairOf(&log)
-		change(pair[0], pair[1])
+		pair[alone].alone = true
 		dialed, accepted := shared(t, pair)
 		if accepted.area != nil || accepted.placing || dialed.placing {
 			t.Errorf("%s: memory is shared", name)
 		}
-		ends := [2]*sockets{talk(0, accepted), talk(1, dialed)}
-		want, got := [][]byte{bytes.Repeat([]byte("text"), 1<<18)}, [][]byte{make([]byte, 1<<20)}
-		var wg sync.WaitGroup
-		wg.Go(func() { send(ends[1], 0, want) })
-		receive(ends[0], 1, got)
-		wg.Wait()
-		if !bytes.Equal(want[0], got[0]) {
+		ends := [2]*sockets{talk(accepted), talk(dialed)}
+		if !deliver(ends[1], ends[0], bytes.Repeat([]byte("text"), 1<<18)) {
 			t.Errorf("%s: a message came out differently", name)
 		}
-		wg.Go(func() { ends[0].Close() })
-		ends[1].Close()
-		wg.Wait()
+		closeBoth(ends)
 	}
 }
 
@@ -139,5 +129,59 @@ func TestResetBeforeReady(t *testing.T) {
 	b.Close()
 	if _, err := newPlainReader(&rights{UnixConn: a}).next(); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("%v, want %v", err, unix.ECONNRESET)
+	}
+}
+
+// bothPipes returns both ends of pipes beside a connection, as if each side had heard that the other goes on there.
+func bothPipes(t *testing.T) (a, b *pipes) {
+	t.Helper()
+	left, right := socketPair(t)
+	a, theirs, err := makePipes(left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err = newPipes(right, theirs[0], theirs[1]); err != nil {
+		t.Fatal(err)
+	}
+	a.heard, b.heard = true, true
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}
+
+// TestPipes sends more buffers than a pipe has room for, some of them empty, and ends it.
+func TestPipes(t *testing.T) {
+	a, b := bothPipes(t)
+	var bufs net.Buffers
+	for n := range 60 {
+		bufs = append(bufs, bytes.Repeat([]byte{byte(n)}, n*n*11))
+	}
+	want := bytes.Join(bufs, nil)
+	sent := make(chan error)
+	go func() {
+		sent <- errors.Join(a.send(bufs), a.CloseWrite())
+	}()
+	if got, err := io.ReadAll(b); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes came out, and %v, of %d", len(got), err, len(want))
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPipesEnd ends the other side while written bytes are unread.
+func TestPipesEnd(t *testing.T) {
+	a, b := bothPipes(t)
+	full := net.Buffers{make([]byte, 1<<20)}
+	a.SetWriteDeadline(time.Now())
+	if err := a.send(full); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a full pipe: %v", err)
+	}
+	b.Close()
+	a.SetWriteDeadline(time.Time{})
+	if err := a.send(net.Buffers{{1}}); !errors.Is(err, unix.EPIPE) {
+		t.Errorf("a pipe that nobody reads: %v", err)
+	}
+	if n, err := a.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("a pipe that nobody writes: %d bytes, %v", n, err)
 	}
 }

@@ -4,6 +4,7 @@ package wire
 
 import (
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -15,10 +16,8 @@ import (
 // TestSilence looks at a connection on which something comes, and then nothing.
 func TestSilence(t *testing.T) {
 	here, there := tcpPair(t)
-	s := newSockets(0, 2, "", defaultPairs)
-	s.peer(1).reserve()
 	c := plainChannel(here, 1, "pid 1")
-	s.attach(c) // without c.raw, so that only this test looks
+	s := talk(c) // without c.raw, so that only this test looks
 	p, now := s.peer(1), time.Now()
 	p.mu.Lock()
 	c.raw = tune(here)
@@ -54,16 +53,11 @@ func TestSilence(t *testing.T) {
 // other rank in flight. The other rank must learn the cause.
 func TestAbortBehindData(t *testing.T) {
 	here, there := tcpPair(t)
-	s := newSockets(0, 2, "", defaultPairs)
-	s.peer(1).reserve()
-	s.attach(plainChannel(here, 1, "pid 1"))
+	s := talk(plainChannel(here, 1, "pid 1"))
 
 	// All of this message goes into here's buffer, and less than half of it fits into there's.
-	x, r := &link.Transfer{}, link.NewRound()
-	r.Begin(1)
-	x.Prepare(r, link.MsgID{}, 1, true, make([]byte, 256<<10))
-	s.Post(x)
-	there.Write(frame(header{kind: frameAccept, size: uint64(len(x.Buf))}, ""))
+	_, r := post(s, true, make([]byte, 256<<10))
+	there.Write(frame(header{kind: frameAccept, size: 256 << 10}, ""))
 	<-r.Done()
 
 	flooded := make(chan struct{})
@@ -94,4 +88,25 @@ func TestAbortBehindData(t *testing.T) {
 	there.Close()
 	<-flooded
 	s.Close()
+}
+
+// told reads the frames for a rank to the end, and returns the cause in the abort.
+func told(conn net.Conn) error {
+	in, payload := newPlainReader(conn), make([]byte, maxPayload)
+	for {
+		h, err := in.next()
+		if err == nil {
+			err = in.payload(payload[:h.length])
+		}
+		if err != nil {
+			return err
+		}
+		if h.kind == frameAbort {
+			cause, err := decodeNote(payload[:h.length], 2)
+			if err != nil {
+				return err
+			}
+			return cause
+		}
+	}
 }
