@@ -3,11 +3,11 @@ package comm_test
 import (
 	"context"
 	"fmt"
-	"sync"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -20,21 +20,15 @@ func BenchmarkExchange(b *testing.B) {
 		for name, alone := range map[string]bool{"memory": false, "sockets": true} {
 			b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) { hop(b, node(b, 2, alone), size) })
 		}
-		b.Run(fmt.Sprintf("tcp/%d", size), func(b *testing.B) { hop(b, pair(b, "127.0.0.1"), size) })
+		b.Run(fmt.Sprintf("tcp/%d", size), func(b *testing.B) {
+			hop(b, tcpWorld(b, 0, make([]tensor.Stream, 2), comm.Options{}), size)
+		})
 	}
 }
 
 // node joins ranks of one node, which share memory if they are not alone.
 func node(b *testing.B, n int, alone bool) []*comm.Group {
-	dir, key := worldtest.SocketDir(b), worldtest.Secret()
-	return worldtest.Join(b, n, func(r int) (*comm.Group, error) {
-		return comm.Connect(
-			context.Background(),
-			comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key, Alone: alone},
-			nil,
-			comm.Options{},
-		)
-	})
+	return unixWorldOf(func(int) bool { return alone })(b, 0, make([]tensor.Stream, n), comm.Options{})
 }
 
 // BenchmarkNode times the collectives of a training step over four ranks of a node, by the bytes of the whole vector.
@@ -64,9 +58,7 @@ func hop(b *testing.B, groups []*comm.Group, size int) {
 	each(b, groups, size, func(g *comm.Group) func() (comm.Pending, error) {
 		out, in := tensor.New(tensor.U8, size), tensor.New(tensor.U8, size)
 		peer := 1 - g.Rank()
-		return func() (comm.Pending, error) {
-			return g.Exchange([]comm.Message{{Peer: peer, View: out}}, []comm.Message{{Peer: peer, View: in}})
-		}
+		return func() (comm.Pending, error) { return g.Exchange(with(peer, out), with(peer, in)) }
 	})
 }
 
@@ -76,21 +68,76 @@ func each(b *testing.B, groups []*comm.Group, bytes int, of func(g *comm.Group) 
 	b.SetBytes(int64(bytes))
 	b.ReportAllocs()
 	b.ResetTimer()
-	var wg sync.WaitGroup
-	for _, g := range groups {
-		wg.Go(func() {
-			call := of(g)
+	repeat(b, groups, of)
+}
+
+// repeat makes b.N calls on every rank.
+func repeat(b *testing.B, groups []*comm.Group, of func(g *comm.Group) func() (comm.Pending, error)) {
+	everyone(b, groups, func(g *comm.Group) (err error) {
+		call := of(g)
+		for i := 0; i < b.N && err == nil; i++ {
+			err = comm.Finish(context.Background())(call())
+		}
+		return err
+	})
+}
+
+// BenchmarkWorld makes a world over Unix sockets in one process, runs one barrier, and closes it. It reports the heap
+// and stacks of all ranks before the close.
+func BenchmarkWorld(b *testing.B) {
+	for _, n := range []int{2, 8, 16, 64, 256} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			var made, closed time.Duration
+			var memory uint64
+			idle := runtime.NumGoroutine()
 			for range b.N {
-				p, err := call()
-				if err == nil {
-					err = p.Sync(context.Background())
+				for runtime.NumGoroutine() > idle { // of the world before
+					time.Sleep(time.Millisecond)
 				}
-				if err != nil {
-					b.Error(err)
-					return
-				}
+				before, start := inUse(), time.Now()
+				groups := node(b, n, false)
+				everyone(b, groups, func(g *comm.Group) error { return g.Barrier(context.Background()) })
+				made += time.Since(start)
+				memory += inUse() - before
+				start = time.Now()
+				closeAll(groups)
+				closed += time.Since(start)
 			}
+			b.ReportMetric(made.Seconds()*1e3/float64(b.N), "ms/world")
+			b.ReportMetric(closed.Seconds()*1e3/float64(b.N), "ms/close")
+			b.ReportMetric(float64(memory)/float64(b.N)/float64(n)/1024, "KiB/rank")
 		})
 	}
-	wg.Wait()
+}
+
+// BenchmarkCollectives runs collectives of worlds on both sides of the bound.
+func BenchmarkCollectives(b *testing.B) {
+	for _, n := range []int{8, 16, 64} {
+		groups := node(b, n, false)
+		b.Run(fmt.Sprintf("barrier/%d", n), func(b *testing.B) {
+			everyone(b, groups, func(g *comm.Group) (err error) {
+				for i := 0; i < b.N && err == nil; i++ {
+					err = g.Barrier(context.Background())
+				}
+				return err
+			})
+		})
+		for _, bytes := range []int{8, 64 << 10, 4 << 20} {
+			b.Run(fmt.Sprintf("all-reduce/%d/%d", n, bytes), func(b *testing.B) {
+				repeat(b, groups, func(g *comm.Group) func() (comm.Pending, error) {
+					v := tensor.New(tensor.F32, bytes/4)
+					return func() (comm.Pending, error) { return g.AllReduce(v, comm.Sum) }
+				})
+			})
+		}
+		closeAll(groups)
+	}
+}
+
+// inUse returns the bytes of live objects and stacks.
+func inUse() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc + m.StackInuse
 }

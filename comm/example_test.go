@@ -22,11 +22,9 @@ func ExampleNewLocal() {
 			have, come := tensor.FromSlice([]int32{int32(rank)}, 1), tensor.New(tensor.I32, 1)
 			for range groups {
 				seen[rank] = append(seen[rank], tensor.Data[int32](have)[0])
-				p, err := g.Exchange([]comm.Message{{Peer: next, View: have}}, []comm.Message{{Peer: prev, View: come}})
+				err := comm.Finish(context.Background())(g.Exchange(
+					[]comm.Message{{Peer: next, View: have}}, []comm.Message{{Peer: prev, View: come}}))
 				if err != nil {
-					panic(err)
-				}
-				if err := p.Sync(context.Background()); err != nil {
 					panic(err)
 				}
 				have, come = come, have
@@ -56,11 +54,7 @@ func ExampleGroup_AllReduce() {
 		wg.Go(func() {
 			defer g.Close()
 			sums[rank] = tensor.FromSlice([]float32{1, float32(rank)}, 2)
-			p, err := g.AllReduce(sums[rank], comm.Sum)
-			if err != nil {
-				panic(err)
-			}
-			if err := p.Sync(context.Background()); err != nil {
+			if err := comm.Finish(context.Background())(g.AllReduce(sums[rank], comm.Sum)); err != nil {
 				panic(err)
 			}
 			if err := g.Barrier(context.Background()); err != nil { // all stay until then

@@ -18,22 +18,12 @@ import (
 
 // meetings records the connections that the ranks of a world log.
 type meetings struct {
-	logs
 	mu  sync.Mutex
 	met []map[int]bool // guarded by mu; per rank, those it is connected with
 }
 
-func newMeetings(n int) *meetings {
-	m := &meetings{met: make([]map[int]bool, n)}
-	for r := range m.met {
-		m.met[r] = map[int]bool{}
-	}
-	return m
-}
-
 // log records a line of a rank.
 func (m *meetings) log(format string, args ...any) {
-	m.add(format, args...)
 	if strings.Contains(format, "connected to rank") {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -41,54 +31,27 @@ func (m *meetings) log(format string, args ...any) {
 	}
 }
 
-// of returns whom a rank is connected with.
-func (m *meetings) of(rank int) []int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Sorted(maps.Keys(m.met[rank]))
-}
-
-// finish waits for a call.
-func finish(ctx context.Context, p comm.Pending, err error) error {
-	if err != nil {
-		return err
-	}
-	return p.Sync(ctx)
-}
-
-// swap exchanges a number with two ranks and checks the received one.
-func swap(ctx context.Context, g *comm.Group, to, from int) error {
-	out, in := tensor.FromSlice([]int32{int32(g.Rank())}, 1), tensor.New(tensor.I32, 1)
-	p, err := g.Exchange([]comm.Message{{Peer: to, View: out}}, []comm.Message{{Peer: from, View: in}})
-	if err := finish(ctx, p, err); err != nil {
-		return err
-	}
-	if got := tensor.Data[int32](in)[0]; int(got) != from {
-		return fmt.Errorf("rank %d sent %d", from, got)
-	}
-	return nil
-}
-
-// TestConnectionsOnFirstUse counts the connections of 64 ranks, by the bound that they have by
+// TestConnectionsOnFirstUse counts the connections of 32 ranks, by the bound that they have by
 // default: with neighbours at first, which is all that collectives of the world need, then with those
 // of a small group, and with the peers of an exchange.
 func TestConnectionsOnFirstUse(t *testing.T) {
-	const n = 64
-	ctx, m := t.Context(), newMeetings(n)
-	groups := unixWorld(t, 0, make([]tensor.Stream, n), comm.Options{Log: m.log})
-	defer closeAll(groups)
-	want := make([]map[int]bool, n)
+	const n = 32
+	ctx, m, want := t.Context(), &meetings{met: make([]map[int]bool, n)}, make([]map[int]bool, n)
 	for r := range n {
-		want[r] = map[int]bool{}
+		m.met[r], want[r] = map[int]bool{}, map[int]bool{}
 		for d := 1; d < n; d *= 2 {
 			want[r][(r+d)%n], want[r][(r-d+n)%n] = true, true
 		}
 	}
+	groups := unixWorld(t, 0, make([]tensor.Stream, n), comm.Options{Log: m.log})
+	defer closeAll(groups)
 	check := func(after string) {
 		t.Helper()
+		m.mu.Lock()
+		defer m.mu.Unlock()
 		for r := range n {
-			if got, want := m.of(r), slices.Sorted(maps.Keys(want[r])); !slices.Equal(got, want) {
-				t.Errorf("after %s rank %d is connected with %v, want %v", after, r, got, want)
+			if !maps.Equal(m.met[r], want[r]) {
+				t.Errorf("after %s rank %d is connected with %v, want %v", after, r, m.met[r], want[r])
 			}
 		}
 	}
@@ -98,12 +61,11 @@ func TestConnectionsOnFirstUse(t *testing.T) {
 			return err
 		}
 		for _, size := range []int{3, 100_000} {
-			p, err := g.AllReduce(tensor.New(tensor.F32, size), comm.Sum)
-			if err := finish(ctx, p, err); err != nil {
+			if err := comm.Finish(ctx)(g.AllReduce(tensor.New(tensor.F32, size), comm.Sum)); err != nil {
 				return err
 			}
 		}
-		if err := swap(ctx, g, (g.Rank()+1)%n, (g.Rank()+n-1)%n); err != nil {
+		if err := swapAt(ctx, g, 1); err != nil {
 			return err
 		}
 		split[g.Rank()], err = g.Split(ctx, g.Rank()/8, 0)
@@ -119,9 +81,9 @@ func TestConnectionsOnFirstUse(t *testing.T) {
 		}
 	}
 	check("a barrier of groups of 8")
-	everyone(t, groups, func(g *comm.Group) error { return swap(ctx, g, (g.Rank()+21)%n, (g.Rank()+n-21)%n) })
+	everyone(t, groups, func(g *comm.Group) error { return swapAt(ctx, g, 11) })
 	for r := range n {
-		want[r][(r+21)%n], want[r][(r+n-21)%n] = true, true
+		want[r][(r+11)%n], want[r][(r+n-11)%n] = true, true
 	}
 	check("an exchange")
 }
@@ -132,15 +94,13 @@ func TestLateFromBothSides(t *testing.T) {
 	const n = 11
 	for name, w := range map[string]world{"unix": unixWorld, "tcp": tcpWorld, "mixed": mixedWorld} {
 		t.Run(name, func(t *testing.T) {
-			for range 5 {
+			for range repeats(5) {
 				groups := w(t, 1, make([]tensor.Stream, n), comm.Options{})
-				everyone(t, groups, func(g *comm.Group) error {
-					for d := range n - 1 {
-						if err := swap(t.Context(), g, (g.Rank()+d+1)%n, (g.Rank()+n-d-1)%n); err != nil {
-							return err
-						}
+				everyone(t, groups, func(g *comm.Group) (err error) {
+					for d := 1; d < n && err == nil; d++ {
+						err = swapAt(t.Context(), g, d)
 					}
-					return nil
+					return err
 				})
 				closeAll(groups)
 			}
@@ -148,33 +108,32 @@ func TestLateFromBothSides(t *testing.T) {
 	}
 }
 
+// repeats returns how often a test repeats: n times, or once or twice in the short form.
+func repeats(n int) int {
+	if testing.Short() {
+		return (n + 9) / 10
+	}
+	return n
+}
+
 // TestLateWithOneThatLeaves lets unconnected ranks exchange with one that leaves after its sends, whether its message
 // or the news of its departure comes first. Later sends to it fail.
 func TestLateWithOneThatLeaves(t *testing.T) {
 	const n, leaver = 9, 4
 	for _, peer := range []int{1, 7} { // which the leaver calls and dials; neither is a neighbour
-		for range 20 {
+		for range repeats(20) {
 			groups := unixWorld(t, 1, make([]tensor.Stream, n), comm.Options{})
-			v := tensor.New(tensor.F32, 10)
-			message := func(peer int) []comm.Message { return []comm.Message{{Peer: peer, View: v}} }
+			finish, v := comm.Finish(t.Context()), tensor.New(tensor.F32, 10)
 			everyone(t, []*comm.Group{groups[leaver], groups[peer]}, func(g *comm.Group) error {
 				if g.Rank() == leaver {
-					p, err := g.Exchange(message(peer), nil)
-					if err := finish(t.Context(), p, err); err != nil {
-						return err
-					}
-					return g.Close()
+					return errors.Join(finish(g.Exchange(with(peer, v), nil)), g.Close())
 				}
-				in := tensor.New(tensor.F32, 10)
-				p, err := g.Exchange(nil, []comm.Message{{Peer: leaver, View: in}})
-				return finish(t.Context(), p, err)
+				return finish(g.Exchange(nil, with(leaver, tensor.New(tensor.F32, 10))))
 			})
 			other := 8 - peer // has not talked to it, and is no neighbour either
-			p, err := groups[other].Exchange(message(leaver), message(leaver))
-			err = finish(t.Context(), p, err)
-			var pe *comm.PeerError
-			if !errors.As(err, &pe) || pe.Rank != leaver || !errors.Is(err, comm.ErrPeerLeft) {
-				t.Errorf("rank %d: %v, want rank %d and %q", other, err, leaver, comm.ErrPeerLeft)
+			err := finish(groups[other].Exchange(with(leaver, v), with(leaver, v)))
+			if err := blames(err, leaver, comm.ErrPeerLeft); err != nil {
+				t.Errorf("rank %d: %v", other, err)
 			}
 			closeAll(groups)
 		}
@@ -185,23 +144,20 @@ func TestLateWithOneThatLeaves(t *testing.T) {
 func TestLateWithOneThatAborts(t *testing.T) {
 	const n, culprit = 9, 4
 	spoiled := errors.New("the loss is not a number")
-	for range 20 {
+	for range repeats(20) {
 		groups := unixWorld(t, 1, make([]tensor.Stream, n), comm.Options{})
-		everyone(t, groups, func(g *comm.Group) error {
+		everyone(t, groups, func(g *comm.Group) (err error) {
 			if g.Rank() == culprit {
 				g.Abort(spoiled)
 				return nil
 			}
-			var err error
 			for err == nil {
 				err = swap(t.Context(), g, culprit, culprit)
 			}
-			var pe *comm.PeerError
-			if !errors.As(err, &pe) || pe.Rank != culprit || !errors.Is(err, comm.ErrAborted) ||
-				!strings.Contains(err.Error(), spoiled.Error()) {
-				return fmt.Errorf("%w, want rank %d and %q", err, culprit, spoiled)
+			if !strings.Contains(err.Error(), spoiled.Error()) {
+				t.Errorf("rank %d: %v, want %q", g.Rank(), err, spoiled)
 			}
-			return nil
+			return blames(err, culprit, comm.ErrAborted)
 		})
 		closeAll(groups)
 	}
@@ -211,34 +167,31 @@ func TestLateWithOneThatAborts(t *testing.T) {
 // reports that it did not dial.
 func TestLateUnreachable(t *testing.T) {
 	const n = 9
-	lns, addrs := listeners(t, n)
-	nowhere, closed := listeners(t, 1)
+	nowhere, closed := listeners(t, "127.0.0.1", 1)
 	nowhere[0].Close()
-	key := worldtest.Secret()
-	groups := worldtest.Join(t, n, func(r int) (*comm.Group, error) {
-		reach := slices.Clone(addrs)
-		if r == 7 { // which is no neighbour of rank 4
-			reach[4] = closed[0]
-		}
-		m := comm.Mesh{Listener: lns[r], Addrs: reach, Rank: r, Size: n, Secret: key}
-		return comm.Connect(t.Context(), m.Few(1), nil, comm.Options{Deadline: 300 * time.Millisecond})
-	})
-	defer closeAll(groups)
-	var failed sync.WaitGroup
-	for _, r := range []int{4, 7} {
-		failed.Go(func() {
-			err := swap(t.Context(), groups[r], 11-r, 11-r)
-			var pe *comm.PeerError
-			// Whoever comes first to its deadline says it for both.
-			reasons := map[int]string{7: "it has been called and has not dialled", 4: "connection refused"}
-			if !errors.As(err, &pe) || !errors.Is(err, comm.ErrDeadline) ||
-				!strings.Contains(err.Error(), reasons[pe.Rank]) ||
-				reasons[pe.Rank] == "" {
-				t.Errorf("rank %d: %v", r, err)
+	lns, addrs := listeners(t, "127.0.0.1", n)
+	w := worldOf(func(testing.TB, int) func(rank int) comm.Mesh {
+		return func(r int) comm.Mesh {
+			reach := slices.Clone(addrs)
+			if r == 7 { // which is no neighbour of rank 4
+				reach[4] = closed[0]
 			}
-		})
-	}
-	failed.Wait()
+			return comm.Mesh{Listener: lns[r], Addrs: reach}
+		}
+	})
+	groups := w(t, 1, make([]tensor.Stream, n), comm.Options{Deadline: 300 * time.Millisecond})
+	defer closeAll(groups)
+	// Whoever comes first to its deadline says it for both.
+	reasons := map[int]string{7: "it has been called and has not dialled", 4: "connection refused"}
+	everyone(t, []*comm.Group{groups[4], groups[7]}, func(g *comm.Group) error {
+		err := swap(t.Context(), g, 11-g.Rank(), 11-g.Rank())
+		var pe *comm.PeerError
+		if !errors.As(err, &pe) || !errors.Is(err, comm.ErrDeadline) || reasons[pe.Rank] == "" ||
+			!strings.Contains(err.Error(), reasons[pe.Rank]) {
+			return fmt.Errorf("the call ended with %w", err)
+		}
+		return nil
+	})
 }
 
 // A call of a rank that gives up returns once the other ranks know why: if its caller exits at once, they would
@@ -249,9 +202,57 @@ func TestCallsTellFirst(t *testing.T) {
 	if known := told(); !known || !errors.Is(err, comm.ErrDeadline) {
 		t.Errorf("the call ended with %v; the other rank knows: %t", err, known)
 	}
-	for _, g := range hosts {
-		if err := g.Close(); err != nil {
-			t.Error(err)
+	everyone(t, hosts, (*comm.Group).Close)
+}
+
+// A closed part of a world refuses calls, and the world goes on.
+func TestCallsOnAClosedPart(t *testing.T) {
+	world := comm.NewLocal(1, nil, comm.Options{})[0]
+	defer world.Close()
+	part, err := world.Split(t.Context(), 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(part.Barrier(t.Context()), part.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := part.Barrier(t.Context()); !errors.Is(err, comm.ErrClosed) {
+		t.Errorf("a call on the closed part: %v, want %v", err, comm.ErrClosed)
+	}
+	if err := world.Barrier(t.Context()); err != nil {
+		t.Errorf("the world after its part: %v", err)
+	}
+}
+
+// TestDeadlineOfLateRank lets rank 1 of a ring stay away and rank 3 come late: within the deadline of rank 4, or during
+// its second look. When rank 4 gives up, rank 3 also waits, with most of its deadline ahead. It must have announced its
+// wait, so that all ranks blame rank 1.
+func TestDeadlineOfLateRank(t *testing.T) {
+	const silent, tardy, n = 1, 3, 9
+	const deadline = 800 * time.Millisecond
+	calls := map[string]func(ctx context.Context, g *comm.Group) error{
+		"barrier": func(ctx context.Context, g *comm.Group) error { return g.Barrier(ctx) },
+		"ring": func(ctx context.Context, g *comm.Group) error {
+			return comm.Finish(ctx)(g.Exchange(nil, with((g.Rank()+n-1)%n, tensor.New(tensor.F32, 10))))
+		},
+	}
+	for name, w := range map[string]world{"local": localWorld, "unix": unixWorld} {
+		for call, late := range map[string]time.Duration{"ring": deadline * 3 / 4, "barrier": deadline * 11 / 8} {
+			t.Run(name+" "+call, func(t *testing.T) {
+				t.Parallel()
+				groups := w(t, 1, make([]tensor.Stream, n), comm.Options{Deadline: deadline})
+				defer closeAll(groups)
+				everyone(t, groups, func(g *comm.Group) error { return g.Barrier(t.Context()) })
+				everyone(t, groups, func(g *comm.Group) error {
+					switch g.Rank() {
+					case silent:
+						return nil
+					case tardy:
+						time.Sleep(late)
+					}
+					return blames(calls[call](t.Context(), g), silent, comm.ErrDeadline)
+				})
+			})
 		}
 	}
 }

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,54 +21,6 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// logs collects a mesh's lines about refused connections.
-type logs struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (l *logs) add(format string, args ...any) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, fmt.Sprintf(format, args...))
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Join(l.lines, "\n")
-}
-
-// sees reports whether a line is logged within half a minute, and returns as soon as it is.
-func (l *logs) sees(line string) bool {
-	for range 3000 {
-		if strings.Contains(l.String(), line) {
-			return true
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return false
-}
-
-// wait returns when a line has been logged.
-func (l *logs) wait(t *testing.T, line string) {
-	t.Helper()
-	if !l.sees(line) {
-		t.Fatalf("%q was not logged:\n%s", line, l)
-	}
-}
-
-// until returns a context that expires when a line is logged. A test that waits longer than that waits for a missing
-// peer, however slow the machine is.
-func (l *logs) until(t *testing.T, line string) context.Context {
-	ctx, cancel := context.WithCancelCause(t.Context())
-	go func() {
-		l.sees(line)
-		cancel(context.DeadlineExceeded)
-	}()
-	return ctx
-}
-
 // patiently calls try with growing deadlines until it returns true. A busy machine connects slowly, so that a short
 // deadline may come too early. The last try counts, whatever it returns.
 func patiently(try func(connect time.Duration, last bool) (seen bool)) {
@@ -75,35 +30,6 @@ func patiently(try func(connect time.Duration, last bool) (seen bool)) {
 			return
 		}
 	}
-}
-
-// sum reduces a number over the groups and checks the result.
-func sum(t *testing.T, groups []*comm.Group) {
-	t.Helper()
-	var wg sync.WaitGroup
-	for r, g := range groups {
-		wg.Go(func() {
-			v := tensor.FromSlice([]float32{float32(r + 1)}, 1)
-			p, err := g.AllReduce(v, comm.Sum)
-			if err == nil {
-				err = p.Sync(context.Background())
-			}
-			if n := len(groups); err != nil || tensor.Data[float32](v)[0] != float32(n*(n+1)/2) {
-				t.Errorf("rank %d: sum %v, error %v", r, tensor.Data[float32](v)[0], err)
-			}
-		})
-	}
-	wg.Wait()
-}
-
-func closeAll(groups []*comm.Group) {
-	var wg sync.WaitGroup
-	for _, g := range groups {
-		if g != nil {
-			wg.Go(func() { g.Close() })
-		}
-	}
-	wg.Wait()
 }
 
 // TestRankTwice starts a second process with a connected rank: it fails, and the job continues.
@@ -137,9 +63,7 @@ func TestRankTwice(t *testing.T) {
 		return
 	}
 	sum(t, groups)
-	if !strings.Contains(log.String(), refused) {
-		t.Errorf("the log says nothing of the second rank 2:\n%s", log)
-	}
+	log.wait(t, refused)
 }
 
 // TestAbsent checks that a rank that never comes is named by all others, also by one that is
@@ -211,12 +135,8 @@ func TestDeathWhileConnecting(t *testing.T) {
 			if r == 1 {
 				c = ctx
 			}
-			_, err := comm.Connect(
-				c,
-				comm.Mesh{Dir: dir, Rank: r, Size: 3, Secret: key},
-				nil,
-				comm.Options{Log: log.add},
-			)
+			mesh := comm.Mesh{Dir: dir, Rank: r, Size: 3, Secret: key}
+			_, err := comm.Connect(c, mesh, nil, comm.Options{Log: log.add})
 			done <- err
 		}()
 	}
@@ -236,49 +156,44 @@ func TestDeathWhileConnecting(t *testing.T) {
 	}
 }
 
+// A mesh needs a private directory, a good rank and secret, a way to each lower rank and, for the higher, one to this
+// rank.
 func TestMeshRefused(t *testing.T) {
 	good, key := worldtest.SocketDir(t), worldtest.Secret()
-	open := filepath.Join(good, "open")
-	file := filepath.Join(good, "file")
-	long := filepath.Join(good, strings.Repeat("x", 90))
-	for _, dir := range []string{open, long} {
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Chmod(open, 0o750); err != nil {
+	in := func(name string) string { return filepath.Join(good, name) }
+	open, file, link, long := in("open"), in("file"), in("link"), in(strings.Repeat("x", 90))
+	if err := errors.Join(os.Mkdir(open, 0o700), os.Chmod(open, 0o750), os.Mkdir(long, 0o700),
+		os.WriteFile(file, nil, 0o700), os.Symlink(good, link)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, nil, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	link := filepath.Join(good, "link")
-	if err := os.Symlink(good, link); err != nil {
-		t.Fatal(err)
-	}
-	for want, m := range map[string]comm.Mesh{
-		"mode 0750":            {Dir: open, Size: 2, Secret: key},
-		"file is not a dir":    {Dir: file, Size: 2, Secret: key},
-		"link is not a dir":    {Dir: link, Size: 2, Secret: key},
-		"the system takes 107": {Dir: long, Size: 2, Secret: key},
-		"no such file":         {Dir: filepath.Join(good, "none"), Size: 2, Secret: key},
-		"secret of 3 bytes":    {Dir: good, Size: 2, Secret: key[:3]},
-		"rank 2 of 2":          {Dir: good, Rank: 2, Size: 2, Secret: key},
-		"rank 0 of 0":          {Dir: good, Secret: key},
-		"name of 256 bytes":    {Dir: good, Size: 1, Secret: key, Name: strings.Repeat("n", 256)},
+	lns, addrs := listeners(t, "127.0.0.1", 1)
+	const noAddress = "mesh: rank 0 has no address, and there is no socket directory"
+	for _, c := range []struct {
+		want string
+		mesh comm.Mesh
+	}{
+		{"mode 0750", comm.Mesh{Dir: open, Size: 2, Secret: key}},
+		{"file is not a dir", comm.Mesh{Dir: file, Size: 2, Secret: key}},
+		{"link is not a dir", comm.Mesh{Dir: link, Size: 2, Secret: key}},
+		{"the system takes 107", comm.Mesh{Dir: long, Size: 2, Secret: key}},
+		{"no such file", comm.Mesh{Dir: in("none"), Size: 2, Secret: key}},
+		{"secret of 3 bytes", comm.Mesh{Dir: good, Size: 2, Secret: key[:3]}},
+		{"rank 2 of 2", comm.Mesh{Dir: good, Rank: 2, Size: 2, Secret: key}},
+		{"rank 0 of 0", comm.Mesh{Dir: good, Secret: key}},
+		{"name of 256 bytes", comm.Mesh{Dir: good, Size: 1, Secret: key, Name: strings.Repeat("n", 256)}},
+		{noAddress, comm.Mesh{Rank: 1, Size: 2, Secret: key}},
+		{noAddress, comm.Mesh{Rank: 1, Size: 2, Secret: key, Addrs: []string{"", ""}}},
+		{"mesh: rank 0 of 2 has no listener", comm.Mesh{Size: 2, Secret: key}},
+		{"mesh: 1 addresses for 3 ranks",
+			comm.Mesh{Rank: 1, Size: 3, Secret: key, Dir: good, Addrs: addrs, Listener: lns[0]}},
 	} {
-		if _, err := comm.Connect(context.Background(), m, nil, comm.Options{}); err == nil ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
+		_, err := comm.Connect(t.Context(), c.mesh, nil, comm.Options{})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %q", err, c.want)
 		}
 	}
-	if _, err := comm.Connect(context.Background(), comm.Mesh{Rank: 1, Size: 2, Secret: key}, nil, comm.Options{}); err == nil ||
-		!strings.Contains(err.Error(), "rank 0 has no address") {
-		t.Errorf("no addresses: %v", err)
-	}
-	if _, err := comm.Connect(context.Background(), comm.Mesh{Size: 2, Secret: key}, nil, comm.Options{}); err == nil ||
-		!strings.Contains(err.Error(), "no listener") {
-		t.Errorf("no listener: %v", err)
+	if _, err := lns[0].Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the listener of a mesh that was refused: %v, want %v", err, net.ErrClosed)
 	}
 }
 
@@ -308,20 +223,152 @@ func TestSocketInTheWay(t *testing.T) {
 	}
 }
 
-// A mixed mesh needs a way to each lower rank and, for the higher, one to this rank.
-func TestConnectRefused(t *testing.T) {
-	lns, addrs := listeners(t, 1)
-	dir, key := worldtest.SocketDir(t), worldtest.Secret()
-	for want, m := range map[string]comm.Mesh{
-		"mesh: rank 0 has no address, and there is no socket directory": {Rank: 1, Size: 2, Secret: key, Addrs: []string{"", ""}},
-		"mesh: rank 0 of 2 has no listener":                             {Size: 2, Secret: key},
-		"mesh: 1 addresses for 3 ranks":                                 {Rank: 1, Size: 3, Secret: key, Dir: dir, Addrs: addrs, Listener: lns[0]},
+// TestStrangers connects strangers before the real peers: none disturbs the mesh, and each is logged.
+func TestStrangers(t *testing.T) {
+	t.Parallel()
+	lns, addrs := listeners(t, "127.0.0.1", 2)
+	key, log := worldtest.Secret(), &logs{}
+	groups := make([]*comm.Group, 2)
+	var wg sync.WaitGroup
+	start := func(r int) {
+		wg.Go(func() {
+			var err error
+			mesh := comm.Mesh{Listener: lns[r], Addrs: addrs, Rank: r, Size: 2, Secret: key}
+			if groups[r], err = comm.Connect(t.Context(), mesh, nil, comm.Options{Log: log.add}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	start(0)
+	// These say something, or nothing, and are sent away, or hang up.
+	for _, say := range []string{"GET / HTTP/1.1\r\n\r\n", "CPRUNH5\n" + strings.Repeat("\xff", 200), "CPRUNH5\n\x00"} {
+		conn, err := net.Dial("tcp", addrs[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Write([]byte(say))
+		conn.(*net.TCPConn).CloseWrite()
+		io.Copy(io.Discard, conn) // until it is refused
+		conn.Close()
+	}
+	quiet, err := net.Dial("tcp", addrs[0]) // says nothing for all the time
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer quiet.Close()
+	// Ranks that do not belong: another secret, another run, another size.
+	for why, m := range map[string]comm.Mesh{
+		"secret":           {Secret: worldtest.Secret(), Rank: 1, Size: 2},
+		"another run":      {Secret: key, RunID: "other", Rank: 1, Size: 2},
+		"world of 3 ranks": {Secret: key, Rank: 2, Size: 3},
 	} {
-		if _, err := comm.Connect(context.Background(), m, nil, comm.Options{}); err == nil || err.Error() != want {
-			t.Errorf("%v, want %q", err, want)
+		m.Addrs = []string{addrs[0], addrs[0], addrs[0]}[:m.Size]
+		_, err := comm.Connect(log.until(t, why), m, nil, comm.Options{})
+		if !comm.IsRemote(err) || !errors.Is(err, comm.ErrDeadline) {
+			t.Errorf("mesh %+v connected with %v", m, err)
 		}
 	}
-	if _, err := lns[0].Accept(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("the listener of a mesh that was refused: %v, want %v", err, net.ErrClosed)
+	start(1)
+	wg.Wait()
+	defer closeAll(groups)
+	if t.Failed() {
+		return
+	}
+	sum(t, groups)
+	for _, want := range []string{
+		"does not speak this protocol", "says rank 4294967295", "EOF", "secret", "another run", "world of 3 ranks",
+	} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("%q is not in the log:\n%s", want, log)
+		}
+	}
+}
+
+// halfOpen connects to all addresses n times and says nothing, until the test ends.
+func halfOpen(t *testing.T, addrs []string, n int) {
+	for _, a := range addrs {
+		for range n {
+			conn, err := net.Dial("tcp", a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { conn.Close() })
+		}
+	}
+}
+
+// TestStrangersHoldNothingUp connects more silent strangers than the door admits at once. A world still connects, in a
+// large one also later, and the log stays short.
+func TestStrangersHoldNothingUp(t *testing.T) {
+	const n, crowd = 9, 1000
+	lns, addrs := listeners(t, "127.0.0.1", n)
+	halfOpen(t, addrs[:1], crowd)
+	w, log := worldOf(func(testing.TB, int) func(rank int) comm.Mesh {
+		return func(r int) comm.Mesh { return comm.Mesh{Listener: lns[r], Addrs: addrs} }
+	}), &logs{}
+	groups := w(t, 1, make([]tensor.Stream, n), comm.Options{Connect: 5 * time.Second, Log: log.add})
+	defer closeAll(groups)
+	halfOpen(t, addrs, crowd/10)
+	everyone(t, groups, func(g *comm.Group) error { return swapAt(t.Context(), g, 3) })
+	if refused := strings.Count(log.String(), "refused a connection"); refused == 0 || refused > 20*n {
+		t.Errorf("%d lines about strangers, want some, and 20 of a rank at most", refused)
+	}
+}
+
+// TestPiecesComeTogether moves many messages with sizes around that of a piece at once, in both directions. Each
+// arrives whole, in its place.
+func TestPiecesComeTogether(t *testing.T) {
+	const piece = 256 << 10
+	sizes := []int{0, 1, 16 << 10, 16<<10 + 1, piece - 1, piece, piece + 1, 3*piece - 7, 65*piece + 11}
+	groups := tcpWorld(t, 0, make([]tensor.Stream, 2), comm.Options{})
+	defer closeAll(groups)
+	everyone(t, groups, func(g *comm.Group) error {
+		var send, recv []comm.Message
+		var want [][]byte
+		r, peer := g.Rank(), 1-g.Rank()
+		for i, n := range sizes {
+			send = append(send, with(peer, tensor.FromSlice(noise(n, r, i), n))...)
+			recv = append(recv, with(peer, tensor.New(tensor.U8, n))...)
+			want = append(want, noise(n, peer, i))
+		}
+		if err := comm.Finish(t.Context())(g.Exchange(send, recv)); err != nil {
+			return err
+		}
+		for i, m := range recv {
+			if !slices.Equal(tensor.Data[uint8](m.View), want[i]) {
+				t.Errorf("rank %d: a message of %d bytes came as another", r, sizes[i])
+			}
+		}
+		return nil
+	})
+}
+
+// noise returns n bytes that differ from those of all other messages.
+func noise(n, rank, message int) []byte {
+	b := make([]byte, n)
+	dice := rand.NewChaCha8([32]byte{byte(rank), byte(message)})
+	dice.Read(b)
+	return b
+}
+
+// TestListen listens at addresses of both kinds, and checks the errors of wrong ones.
+func TestListen(t *testing.T) {
+	for _, host := range []string{"127.0.0.1", "::1", "[::1]", "localhost"} {
+		groups := tcpWorldAt(host)(t, 0, make([]tensor.Stream, 2), comm.Options{})
+		sum(t, groups)
+		closeAll(groups)
+	}
+	for host, good := range map[string]bool{
+		"":          true,  // all addresses
+		"192.0.2.1": false, // no address of this host
+		"::1::":     false,
+	} {
+		ln, err := comm.Listen(t.Context(), host)
+		if (err == nil) != good {
+			t.Errorf("listening at %q: %v", host, err)
+		}
+		if err == nil {
+			ln.Close()
+		}
 	}
 }

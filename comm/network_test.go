@@ -83,12 +83,8 @@ func untilLost(g *comm.Group, does string) error {
 		bytes = 8 << 20
 	}
 	out, in := tensor.New(tensor.U8, bytes), tensor.New(tensor.U8, bytes)
-	peer := 1 - g.Rank()
 	for n, start := 1, time.Now(); ; n++ {
-		p, err := g.Exchange([]comm.Message{{Peer: peer, View: out}}, []comm.Message{{Peer: peer, View: in}})
-		if err == nil {
-			err = p.Sync(context.Background())
-		}
+		err := comm.Finish(context.Background())(g.Exchange(with(1-g.Rank(), out), with(1-g.Rank(), in)))
 		if err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package comm_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"runtime"
 	"slices"
@@ -48,25 +49,16 @@ func held(peer ...int) func(ws []comm.Wait) bool {
 // none after it has come.
 func TestWaitsNameWhoStaysAway(t *testing.T) {
 	const n, away = 4, 3
-	for name, w := range map[string]world{"local": func(_ testing.TB, _ int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
-		return comm.NewLocal(len(compute), compute, opts)
-	}, "unix": unixWorld, "tcp": tcpWorld} {
+	for name, w := range map[string]world{"local": localWorld, "unix": unixWorld, "tcp": tcpWorld} {
 		t.Run(name, func(t *testing.T) {
 			groups := w(t, 0, make([]tensor.Stream, n), comm.Options{})
 			defer closeAll(groups)
 			reduce := func(g *comm.Group) error {
-				p, err := g.AllReduce(tensor.New(tensor.F32, 1000), comm.Sum)
-				return finish(t.Context(), p, err)
+				return comm.Finish(t.Context())(g.AllReduce(tensor.New(tensor.F32, 1000), comm.Sum))
 			}
 			everyone(t, groups, reduce)
 			var others sync.WaitGroup
-			for _, g := range groups[:away] {
-				others.Go(func() {
-					if err := reduce(g); err != nil {
-						t.Error(err)
-					}
-				})
-			}
+			others.Go(func() { everyone(t, groups[:away], reduce) })
 			for _, g := range groups[:away] {
 				got := await(t, g, held(away))[0]
 				if got.Op != "all-reduce" || got.Group != 0 || got.Call != 2 || got.Vague || got.Bytes < 4000 ||
@@ -107,10 +99,8 @@ func TestWaitsTellWhatIsNeeded(t *testing.T) {
 		return err
 	})
 	swap := func(c comm.Communicator) comm.Pending {
-		message := func() []comm.Message {
-			return []comm.Message{{Peer: 1 - c.Rank(), View: tensor.New(tensor.F32, 10)}}
-		}
-		p, err := c.Exchange(message(), message())
+		peer := 1 - c.Rank()
+		p, err := c.Exchange(with(peer, tensor.New(tensor.F32, 10)), with(peer, tensor.New(tensor.F32, 10)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,15 +111,11 @@ func TestWaitsTellWhatIsNeeded(t *testing.T) {
 	first.Wait()
 	compute[0].Label("step 3/forward/layer 2")
 	second, third := swap(groups[0]), swap(apart[0])
-	ws := await(
-		t,
-		groups[0],
-		func(ws []comm.Wait) bool { return len(ws) == 3 && ws[0].Begun && ws[0].Needed && !ws[0].Called },
-	)
-	if w := ws[0]; w.Label != "step 3/forward/layer 1" || len(w.Open) != 2 || w.Open[0].Peer != 1 ||
-		w.Open[0].Bytes != 40 ||
-		w.Bytes != 80 ||
-		w.Open[0].Send == w.Open[1].Send {
+	ws := await(t, groups[0], func(ws []comm.Wait) bool {
+		return len(ws) == 3 && ws[0].Begun && ws[0].Needed && !ws[0].Called
+	})
+	if w := ws[0]; w.Label != "step 3/forward/layer 1" || w.Bytes != 80 || len(w.Open) != 2 || w.Open[0].Peer != 1 ||
+		w.Open[0].Bytes != 40 || w.Open[0].Send == w.Open[1].Send {
 		t.Errorf("the first call: %+v", w)
 	}
 	// Both follow the first, which the compute stream waits for.
@@ -156,15 +142,12 @@ func TestWaitsAreKept(t *testing.T) {
 	const n, away = 3, 1
 	groups := unixWorld(t, 0, make([]tensor.Stream, n), comm.Options{Deadline: 200 * time.Millisecond})
 	defer closeAll(groups)
-	var others sync.WaitGroup
-	for _, g := range []*comm.Group{groups[0], groups[2]} {
-		others.Go(func() {
-			if err := g.Barrier(t.Context()); !errors.Is(err, comm.ErrDeadline) {
-				t.Errorf("rank %d: %v", g.Rank(), err)
-			}
-		})
-	}
-	others.Wait()
+	everyone(t, []*comm.Group{groups[0], groups[2]}, func(g *comm.Group) error {
+		if err := g.Barrier(t.Context()); !errors.Is(err, comm.ErrDeadline) {
+			return fmt.Errorf("the barrier ended with %w", err)
+		}
+		return nil
+	})
 	for _, r := range []int{0, 2} {
 		ws := groups[r].Waits()
 		if !held(away)(ws) || ws[0].Op != "barrier" || time.Since(ws[0].Since) < 200*time.Millisecond {
@@ -183,8 +166,8 @@ func TestWaitsAreBounded(t *testing.T) {
 	defer closeAll(groups)
 	var send, recv []comm.Message
 	for peer := 1; peer < n; peer++ {
-		send = append(send, comm.Message{Peer: peer, View: tensor.New(tensor.F32, 1)})
-		recv = append(recv, comm.Message{Peer: peer, View: tensor.New(tensor.F32, 1)})
+		send = append(send, with(peer, tensor.New(tensor.F32, 1))...)
+		recv = append(recv, with(peer, tensor.New(tensor.F32, 1))...)
 	}
 	for range n {
 		if _, err := groups[0].Exchange(send, recv); err != nil {
@@ -193,13 +176,7 @@ func TestWaitsAreBounded(t *testing.T) {
 	}
 	ws := await(t, groups[0], func(ws []comm.Wait) bool { return len(ws) > 0 && ws[0].Begun })
 	if len(ws) != 16 || len(ws[0].Open) != 64 || ws[0].More != 2*(n-1)-64 || ws[0].Bytes != 2*(n-1)*4 {
-		t.Errorf(
-			"%d calls, the first with %d messages, %d more, %d bytes",
-			len(ws),
-			len(ws[0].Open),
-			ws[0].More,
-			ws[0].Bytes,
-		)
+		t.Errorf("%d calls, the first with %d messages, %d more, %d bytes", len(ws), len(ws[0].Open), ws[0].More, ws[0].Bytes)
 	}
 }
 
@@ -223,12 +200,12 @@ func TestWaitsBesideCalls(t *testing.T) {
 		})
 	}
 	everyone(t, groups, func(g *comm.Group) error {
-		for i := range 20 {
-			p, err := g.AllReduce(tensor.New(tensor.F32, 1+i*2500), comm.Sum)
+		for i := range 10 {
+			p, err := g.AllReduce(tensor.New(tensor.F32, 1+i*5000), comm.Sum)
 			if err == nil {
-				err = swap(ctx, g, (g.Rank()+1)%n, (g.Rank()+n-1)%n)
+				err = swapAt(ctx, g, 1)
 			}
-			if err := finish(ctx, p, err); err != nil {
+			if err := comm.Finish(ctx)(p, err); err != nil {
 				return err
 			}
 		}
