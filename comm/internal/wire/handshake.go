@@ -5,6 +5,7 @@ import (
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/ecdh"
+	"crypto/hkdf"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -13,11 +14,15 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 	"unicode"
 
 	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/link"
+	"github.com/cprun/cprun/comm/internal/shm"
 )
 
 // The handshake, before the first frame. The dialing rank is always the higher one.
@@ -83,6 +88,9 @@ func (id *identity) code(purpose string, hellos ...[]byte) []byte {
 }
 
 var errProof = errors.New("it does not have this job's secret")
+
+// errEnded ends handshakes after the end of the world.
+var errEnded = errors.New("the world has ended")
 
 // dial runs the dialer's side of a handshake with rank want. commit reports whether the dialer may still send its ready
 // frame. A channel that comes with an error can take a last frame.
@@ -278,6 +286,71 @@ func (id *identity) hello(mode Mode) (*hello, error) {
 	h.raw = h.encode()
 	h.raw = append(h.raw, id.code("hello", h.raw)...)
 	return h, nil
+}
+
+// A channel is a connection after the handshake.
+type channel struct {
+	net.Conn
+	rank int
+	name string
+	in   frameReader
+	out  frameWriter
+
+	raw   syscall.RawConn // over TCP, to be watched
+	hears hearing         // guarded by peer.mu
+
+	area    *shm.Area // memory that is shared with the other side, or nil
+	pipes   *pipes    // that go with it
+	placing bool      // guarded by peer.mu; the other side reads from it
+	says    bool      // guarded by peer.mu; this side must send its share frame
+
+	current []*link.Transfer // being sent, once for each piece; for the writer alone until peer.quiet
+}
+
+// channel returns the connection for use after the handshake.
+func (id *identity) channel(conn net.Conn, own, other *hello) (*channel, error) {
+	c := &channel{Conn: conn, rank: other.rank, name: other.name}
+	if own.mode == Plain {
+		c.in, c.out = newPlainReader(conn), &plainWriter{conn: conn}
+		return c, nil
+	}
+	open, seal, err := id.keys(own, other)
+	if err != nil {
+		return nil, err
+	}
+	c.in, c.out = newOpeningReader(conn, open), &sealedWriter{conn: conn, aead: seal}
+	return c, nil
+}
+
+// keys returns the ciphers of a connection, to read and to write.
+func (id *identity) keys(own, other *hello) (open, seal cipher.AEAD, err error) {
+	public, err := ecdh.X25519().NewPublicKey(other.fresh[:])
+	if err != nil {
+		return nil, nil, err
+	}
+	shared, err := own.key.ECDH(public)
+	if err != nil {
+		return nil, nil, fmt.Errorf("its key: %w", err)
+	}
+	own.key = nil // not kept beyond its use
+	dialer, acceptor := own, other
+	to, from := "cprun frames to the acceptor", "cprun frames to the dialer"
+	if own.rank < other.rank { // this rank is the acceptor
+		dialer, acceptor, to, from = other, own, from, to
+	}
+	salt := sha256.Sum256(slices.Concat(dialer.raw, acceptor.raw))
+	cipherOf := func(info string) (cipher.AEAD, error) {
+		key, err := hkdf.Key(sha256.New, slices.Concat(shared, id.secret), salt[:], info, 32)
+		if err != nil {
+			return nil, err
+		}
+		return newSeal(key)
+	}
+	if open, err = cipherOf(from); err != nil {
+		return nil, nil, err
+	}
+	seal, err = cipherOf(to)
+	return open, seal, err
 }
 
 // Sealed frames. A header travels as 48 bytes, encrypted and authenticated, so that its length can be trusted. The

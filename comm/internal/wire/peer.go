@@ -56,6 +56,49 @@ func newPeer(s *sockets, rank int) *peer {
 	return p
 }
 
+// reserve takes the peer's place for a connection that is being made, and reports whether it was free. free gives it
+// back.
+func (p *peer) reserve() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.channel != nil || p.meeting {
+		return false
+	}
+	p.meeting = true
+	return true
+}
+
+// free gives the place back, with the reason why no connection was made.
+func (p *peer) free(why error) {
+	p.mu.Lock()
+	p.meeting = false
+	p.mu.Unlock()
+	p.unreached(why)
+	p.departed()
+}
+
+func (p *peer) unreached(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.met.Load() {
+		p.why = why
+	}
+}
+
+// departed ends the transfers with a peer that has left according to others. If there is a connection, or is about to
+// be, the peer's own goodbye will follow its messages there.
+func (p *peer) departed() {
+	p.mu.Lock()
+	var err error
+	if p.channel == nil && !p.meeting && p.s.roster.hasLeft(p.rank) {
+		err = p.leave()
+	}
+	p.mu.Unlock()
+	if err != nil {
+		p.s.Fail(err)
+	}
+}
+
 // serve starts to use a connection. p.mu is held.
 func (p *peer) serve(c *channel) {
 	p.channel, p.meeting, p.why = c, false, nil
@@ -70,6 +113,34 @@ func (p *peer) name() string { return p.s.PeerName(p.rank) }
 
 func (p *peer) blame(op string, cause error) *blame.PeerError {
 	return &blame.PeerError{Rank: p.rank, Name: p.name(), Op: op, Cause: cause}
+}
+
+// leave records that the peer has left. That is an error if a transfer waits for it. p.mu is held.
+func (p *peer) leave() error {
+	p.left = true
+	if op := p.expecting(); op != "" {
+		return p.blame(op, blame.ErrPeerLeft)
+	}
+	return nil
+}
+
+// expecting returns the name of a transfer that waits for the peer, or "". p.mu is held.
+func (p *peer) expecting() string {
+	for _, f := range p.flows {
+		for _, t := range f.posted {
+			return t.Op().What
+		}
+		for _, t := range f.offered {
+			return t.Op().What
+		}
+		for _, t := range f.waiting {
+			return t.Op().What
+		}
+	}
+	for _, t := range append(p.small[:len(p.small):len(p.small)], p.large...) {
+		return t.Op().What
+	}
+	return ""
 }
 
 func (p *peer) addNewsOf(about int) {
@@ -149,54 +220,6 @@ func (p *peer) abandon() (all []*link.Transfer) {
 	return all
 }
 
-// The states of ranks, which travel through the neighbours.
-
-func (s *sockets) HasLeft(rank int) bool {
-	if p := s.peers[rank].Load(); p != nil && p.met.Load() { // its goodbye follows its messages
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p.left
-	}
-	return s.roster.hasLeft(rank)
-}
-
-func (s *sockets) Alarm() *blame.Alarm { return &s.roster.alarm }
-
-func (s *sockets) AnnounceWait(who any, peer int) {
-	if s.roster.say(who, peer) {
-		s.spread(s.rank, nil)
-	}
-}
-
-// learn records a rank's state from a peer. In a large world it passes the state on; in a small one the rank itself
-// informs all.
-func (s *sockets) learn(rank int, said state, name string, from *peer) {
-	if !s.roster.learn(rank, said, name) {
-		return
-	}
-	if s.few {
-		s.spread(rank, from)
-	}
-	if said.seq != lastWord || rank == from.rank {
-		return
-	}
-	s.mu.Lock() // see peer
-	p := s.peers[rank].Load()
-	s.mu.Unlock()
-	if p != nil {
-		p.departed()
-	}
-}
-
-// spread sends the latest state of a rank to all neighbours except its source.
-func (s *sockets) spread(rank int, from *peer) {
-	for _, r := range s.near {
-		if p := s.peers[r].Load(); p != from && r != rank {
-			p.addNewsOf(rank)
-		}
-	}
-}
-
 // A lost network sends no message. So both ends of a TCP connection send keepalive probes in every idle second, and
 // this rank counts the segments that its system receives: data, acknowledgements, probes, retransmissions. If the count
 // does not change for silenceBound, the other host or the path from it is gone.
@@ -268,24 +291,6 @@ func (s *silence) Error() string {
 		s.since.Format("15:04:05.0"), silenceBound, blame.ErrPeerLost)
 }
 func (s *silence) Unwrap() error { return blame.ErrPeerLost }
-
-// watch checks all TCP connections for silence until the world ends.
-func (s *sockets) watch() {
-	tick := time.NewTicker(lookPause)
-	defer tick.Stop()
-	for {
-		select {
-		case <-s.dead:
-			return
-		case now := <-tick.C:
-			s.all(func(p *peer) {
-				if err := p.silent(now); err != nil {
-					s.Fail(err)
-				}
-			})
-		}
-	}
-}
 
 // reset makes Close send a reset at once. If only the path to this rank is lost, the peer thus learns of the failure,
 // even if it waits for room or for acknowledgements.

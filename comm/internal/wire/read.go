@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"syscall"
 	"time"
 
 	"github.com/cprun/cprun/comm/internal/blame"
 	"github.com/cprun/cprun/comm/internal/link"
+	"github.com/cprun/cprun/comm/internal/pace"
 )
 
 // readLoop reads a connection to its end, then waits for the peer's end, so that the last written bytes are not lost.
@@ -105,25 +107,6 @@ func (p *peer) onGoodbye() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.leave()
-}
-
-// expecting returns the name of a transfer that waits for the peer, or "". p.mu is held.
-func (p *peer) expecting() string {
-	for _, f := range p.flows {
-		for _, t := range f.posted {
-			return t.Op().What
-		}
-		for _, t := range f.offered {
-			return t.Op().What
-		}
-		for _, t := range f.waiting {
-			return t.Op().What
-		}
-	}
-	for _, t := range append(p.small[:len(p.small):len(p.small)], p.large...) {
-		return t.Op().What
-	}
-	return ""
 }
 
 // loss returns the cause of a connection that has ended without a goodbye, over TCP with the address.
@@ -285,6 +268,25 @@ func (p *peer) writeLoop(c *channel) {
 			half.CloseWrite()
 		}
 		awaitTaken(c.Conn, p.until)
+	}
+}
+
+// awaitTaken blocks until the peer's system has acknowledged all bytes of a TCP connection whose write side has
+// been shut down, until the connection is lost, or until the given time. After that the peer can read the
+// bytes, even if the connection ends. Without the wait, unread or late data from the peer would make this
+// system reset the connection when the process exits, and drop undelivered bytes. A Unix socket
+// delivers at once, so awaitTaken returns at once.
+func awaitTaken(conn net.Conn, until time.Time) {
+	c, ok := conn.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return
+	}
+	for look := (pace.Backoff{}); onTheWay(raw) && time.Now().Before(until); {
+		look.Wait()
 	}
 }
 

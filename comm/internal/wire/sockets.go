@@ -1,8 +1,10 @@
 package wire
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cprun/cprun/comm/internal/blame"
 	"github.com/cprun/cprun/comm/internal/link"
@@ -265,4 +267,135 @@ func (s *sockets) Close() error {
 		s.meets.close()
 	}
 	return nil
+}
+
+// watch checks all TCP connections for silence until the world ends.
+func (s *sockets) watch() {
+	tick := time.NewTicker(lookPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.dead:
+			return
+		case now := <-tick.C:
+			s.all(func(p *peer) {
+				if err := p.silent(now); err != nil {
+					s.Fail(err)
+				}
+			})
+		}
+	}
+}
+
+// The states of ranks, which travel through the neighbours.
+
+func (s *sockets) HasLeft(rank int) bool {
+	if p := s.peers[rank].Load(); p != nil && p.met.Load() { // its goodbye follows its messages
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.left
+	}
+	return s.roster.hasLeft(rank)
+}
+
+func (s *sockets) Alarm() *blame.Alarm { return &s.roster.alarm }
+
+func (s *sockets) AnnounceWait(who any, peer int) {
+	if s.roster.say(who, peer) {
+		s.spread(s.rank, nil)
+	}
+}
+
+// learn records a rank's state from a peer. In a large world it passes the state on; in a small one the rank itself
+// informs all.
+func (s *sockets) learn(rank int, said state, name string, from *peer) {
+	if !s.roster.learn(rank, said, name) {
+		return
+	}
+	if s.few {
+		s.spread(rank, from)
+	}
+	if said.seq != lastWord || rank == from.rank {
+		return
+	}
+	s.mu.Lock() // see peer
+	p := s.peers[rank].Load()
+	s.mu.Unlock()
+	if p != nil {
+		p.departed()
+	}
+}
+
+// spread sends the latest state of a rank to all neighbours except its source.
+func (s *sockets) spread(rank int, from *peer) {
+	for _, r := range s.near {
+		if p := s.peers[r].Load(); p != from && r != rank {
+			p.addNewsOf(rank)
+		}
+	}
+}
+
+// Of two ranks the higher one dials. A lower one that needs a connection calls the higher, from rank to rank: each
+// passes the call to its connected rank that is nearest to the called one without going past it. The neighbours at
+// distances of powers of two halve the distance with each step, so log2 N steps suffice.
+//
+// Two calls go out at once, one up through the ranks between the two, and one down around the others. No rank is on
+// both routes, so that one stopped rank cannot block a call. The caller repeats the call, since a rank on the route may
+// have left with it.
+
+// The routes of a call, the size of its frame.
+const (
+	callUp   = 1
+	callDown = 2
+)
+
+// maxCalls bounds the queued calls for one rank. Others are dropped: the caller repeats them.
+const maxCalls = 4096
+
+func (s *sockets) call(rank int) {
+	for way := range uint64(2) {
+		s.pass(header{kind: frameCall, id: link.MsgID{Group: uint64(s.rank), Seq: uint64(rank)}, size: callUp + way})
+	}
+}
+
+// onCall answers a call or passes it on.
+func (s *sockets) onCall(h header) error {
+	from, to := int(h.id.Group), int(h.id.Seq)
+	switch {
+	case to >= s.size: // and so is from, which is below it
+		return fmt.Errorf("%w: a call to rank %d of %d", blame.ErrProtocol, to, s.size)
+	case to == s.rank:
+		if p := s.peer(from); !p.met.Load() {
+			s.want(p)
+		}
+	default:
+		s.pass(h)
+	}
+	return nil
+}
+
+// pass sends a call one step further, if there is a way.
+func (s *sockets) pass(h header) {
+	to := int(h.id.Seq)
+	away := func(rank int) int { // how far a rank is from the called one
+		if h.size == callUp {
+			return (to - rank + s.size) % s.size
+		}
+		return (rank - to + s.size) % s.size
+	}
+	var next *peer
+	least := away(s.rank)
+	for r := range s.peers {
+		if p := s.peers[r].Load(); p != nil && p.met.Load() && away(r) < least && !s.roster.hasLeft(r) {
+			next, least = p, away(r)
+		}
+	}
+	if next == nil {
+		return
+	}
+	next.mu.Lock()
+	defer next.mu.Unlock()
+	if len(next.ctrl) < maxCalls {
+		next.control(h)
+	}
 }
