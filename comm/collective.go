@@ -1,6 +1,12 @@
 package comm
 
 import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+
 	"github.com/cprun/cprun/comm/internal/check"
 	"github.com/cprun/cprun/tensor"
 )
@@ -70,6 +76,18 @@ func (g *Group) parts(ms []Message) (parts []part, own [][]byte) {
 	return parts, own
 }
 
+// Barrier blocks the caller until every rank has called it. It comes after the group's
+// earlier calls; the compute stream has no part in it.
+func (g *Group) Barrier(ctx context.Context) error {
+	return Finish(ctx)(g.enqueue("barrier", "", false, func() error {
+		if g.few() {
+			return g.disseminate()
+		}
+		empty := func(int) []byte { return nil }
+		return g.swap(empty, empty)
+	}))
+}
+
 // AllReduce combines v over the ranks, in place. Elements are combined in rank order, so the
 // result does not depend on size or transport and is the same on every rank.
 func (g *Group) AllReduce(v tensor.View, op Op) (Pending, error) {
@@ -117,15 +135,6 @@ func (g *Group) swap(out, in func(peer int) []byte) error {
 		sends, recvs = append(sends, part{peer, out(peer)}), append(recvs, part{peer, in(peer)})
 	})
 	return g.exchange(sends, recvs)
-}
-
-// padded rounds n up, so that slots of the scratch memory are aligned for every element type.
-func padded(n int) int { return (n + 7) &^ 7 }
-
-// share returns the parts of ranks lo to hi-1 of a vector with elements of that size.
-func share(b []byte, size, ranks, lo, hi int) []byte {
-	n := len(b) / size
-	return b[n*lo/ranks*size : n*hi/ranks*size]
 }
 
 // reducePiece makes every rank reduce its share and send it to all others.
@@ -233,4 +242,64 @@ func (g *Group) scatter(root int, of func(r int) []byte) error {
 	var sends []part
 	g.others(func(peer int) { sends = append(sends, part{peer, of(peer)}) })
 	return g.exchange(sends, nil)
+}
+
+// Split makes groups of the ranks with the same colour, ordered by key, then by rank.
+func (g *Group) Split(ctx context.Context, colour, key int) (Communicator, error) {
+	c, err := g.split(ctx, colour, key, g.compute)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (g *Group) split(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
+	n := len(g.ranks)
+	all := make([]int64, 2*n)
+	all[2*g.rank], all[2*g.rank+1] = int64(colour), int64(key)
+	g.mu.Lock()
+	g.splits++
+	count := g.splits
+	g.mu.Unlock()
+	err := Finish(ctx)(g.enqueue("split", "", false, func() error {
+		buf := tensor.FromSlice(all, 1, n, 1, 2)
+		b := tensor.Bytes(buf)
+		if err := g.gatherBlocks(b, len(b)/n); err != nil {
+			return err
+		}
+		copy(all, tensor.Data[int64](buf))
+		return nil
+	}))
+	if err != nil {
+		return nil, err
+	}
+	var ranks []int // of this group, then of the world
+	for r := range n {
+		if int(all[2*r]) == colour {
+			ranks = append(ranks, r)
+		}
+	}
+	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
+	own := slices.Index(ranks, g.rank)
+	for i, r := range ranks {
+		ranks[i] = g.ranks[r]
+	}
+	return g.adopt(newGroup(g.link, splitID(g.id, count, colour), ranks, own, compute, g.Options()))
+}
+
+// splitID derives the id of a sub-group from values that all its members have. Ids are 64 bits of a hash, so that two
+// groups of a world do not collide.
+func splitID(parent, count uint64, colour int) uint64 {
+	var b [24]byte
+	binary.BigEndian.PutUint64(b[0:], parent)
+	binary.BigEndian.PutUint64(b[8:], count)
+	binary.BigEndian.PutUint64(b[16:], uint64(int64(colour)))
+	sum := sha256.Sum256(b[:])
+	return max(binary.BigEndian.Uint64(sum[:8]), worldID+1)
+}
+
+// Subgroup splits like Split, for callers that need a *Group. Its calls are ordered against compute; nil: a private
+// stream.
+func (g *Group) Subgroup(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
+	return g.split(ctx, colour, key, compute)
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm/internal/blame"
-	"github.com/cprun/cprun/comm/internal/link"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -199,55 +198,3 @@ var (
 // IsRemote reports whether the cause of err is on another rank: it came from there, or is that rank's loss or silence.
 // A launcher that looks for the first failure ignores such errors if some rank reports one of its own.
 func IsRemote(err error) bool { return blame.IsRemote(err) }
-
-// Methods for groups of devices on top of g.
-
-// ID returns the number of the group in the world, the same on all its ranks; 0: all ranks.
-func (g *Group) ID() uint64 { return g.id }
-
-// WorldRank returns the world rank of a rank of the group, as in PeerError.Rank.
-func (g *Group) WorldRank(rank int) int { return g.ranks[rank] }
-
-// Node returns the number of a rank's node. Ranks of one node share its memory and devices.
-func (g *Group) Node(rank int) int {
-	if g.link.Nodes == nil {
-		return 0
-	}
-	return g.link.Nodes[g.ranks[rank]]
-}
-
-// OneNode reports whether all ranks of the group share a node.
-func (g *Group) OneNode() bool {
-	for r := range g.ranks {
-		if g.Node(r) != g.Node(0) {
-			return false
-		}
-	}
-	return true
-}
-
-// Options returns the group's options with defaults filled in, and its present deadline.
-func (g *Group) Options() Options {
-	o := g.opts
-	o.Deadline = time.Duration(g.limit.Load())
-	return o
-}
-
-// Link returns the group's link, for packages inside comm that build on a group: the first failure of any of them ends
-// the world.
-func (g *Group) Link() link.Link { return g.link }
-
-// After queues f before the group's later calls. f may wait for work on a device. An error of f fails the world.
-func (g *Group) After(f func() error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.closed {
-		g.stream.Do("", f)
-	}
-}
-
-// Subgroup splits like Split, for callers that need a *Group. Its calls are ordered against compute; nil: a private
-// stream.
-func (g *Group) Subgroup(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
-	return g.split(ctx, colour, key, compute)
-}

@@ -1,19 +1,13 @@
 package comm
 
 import (
-	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
-	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cprun/cprun/comm/internal/blame"
 	"github.com/cprun/cprun/comm/internal/link"
-	"github.com/cprun/cprun/comm/internal/local"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -190,6 +184,21 @@ func (g *Group) Close() error {
 	return err
 }
 
+// adopt makes c end with g.
+func (g *Group) adopt(c *Group) (*Group, error) {
+	g.mu.Lock()
+	closed := g.closed
+	if !closed {
+		g.children = append(g.children, c)
+	}
+	g.mu.Unlock()
+	if closed {
+		c.Close()
+		return nil, g.fault("split", ErrClosed)
+	}
+	return c, nil
+}
+
 // enqueue orders f after the compute stream's present work and after the group's earlier
 // calls. Without a compute stream to wait for, ordered is false.
 func (g *Group) enqueue(name, detail string, ordered bool, f func() error) (*pending, error) {
@@ -268,109 +277,48 @@ func (p *pending) Sync(ctx context.Context) error {
 	}
 }
 
-// NewLocal joins n ranks of this process and returns their groups, by rank. A message is one copy from the sender's
-// view to the receiver's. Rank r's calls are ordered against compute[r]; a nil slice or element: a private stream, for
-// callers that only use Sync. Close each group. It panics if n is below 1 or compute has another length.
-func NewLocal(n int, compute []tensor.Stream, opts Options) []*Group {
-	return newLocal(n, 0, compute, opts)
+// Methods for groups of devices on top of g.
+
+// ID returns the number of the group in the world, the same on all its ranks; 0: all ranks.
+func (g *Group) ID() uint64 { return g.id }
+
+// WorldRank returns the world rank of a rank of the group, as in PeerError.Rank.
+func (g *Group) WorldRank(rank int) int { return g.ranks[rank] }
+
+// Node returns the number of a rank's node. Ranks of one node share its memory and devices.
+func (g *Group) Node(rank int) int {
+	if g.link.Nodes == nil {
+		return 0
+	}
+	return g.link.Nodes[g.ranks[rank]]
 }
 
-// newLocal lets collectives of up to pairs ranks use all pairs of ranks; 0: any number.
-func newLocal(n, pairs int, compute []tensor.Stream, opts Options) []*Group {
-	if n < 1 || compute != nil && len(compute) != n {
-		panic(fmt.Sprintf("comm: local world of %d ranks with %d compute streams", n, len(compute)))
-	}
-	w := local.NewWorld(n)
-	groups := make([]*Group, n)
-	for r := range n {
-		var s tensor.Stream
-		if compute != nil {
-			s = compute[r]
+// OneNode reports whether all ranks of the group share a node.
+func (g *Group) OneNode() bool {
+	for r := range g.ranks {
+		if g.Node(r) != g.Node(0) {
+			return false
 		}
-		l := w.Link(r)
-		l.Pairs = pairs
-		groups[r] = NewWorld(l, r, s, opts)
 	}
-	return groups
+	return true
 }
 
-// Barrier blocks the caller until every rank has called it. It comes after the group's
-// earlier calls; the compute stream has no part in it.
-func (g *Group) Barrier(ctx context.Context) error {
-	return Finish(ctx)(g.enqueue("barrier", "", false, func() error {
-		if g.few() {
-			return g.disseminate()
-		}
-		empty := func(int) []byte { return nil }
-		return g.swap(empty, empty)
-	}))
+// Options returns the group's options with defaults filled in, and its present deadline.
+func (g *Group) Options() Options {
+	o := g.opts
+	o.Deadline = time.Duration(g.limit.Load())
+	return o
 }
 
-// Split makes groups of the ranks with the same colour, ordered by key, then by rank.
-func (g *Group) Split(ctx context.Context, colour, key int) (Communicator, error) {
-	c, err := g.split(ctx, colour, key, g.compute)
-	if err != nil {
-		return nil, err
-	}
-	return c, nil
-}
+// Link returns the group's link, for packages inside comm that build on a group: the first failure of any of them ends
+// the world.
+func (g *Group) Link() link.Link { return g.link }
 
-func (g *Group) split(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
-	n := len(g.ranks)
-	all := make([]int64, 2*n)
-	all[2*g.rank], all[2*g.rank+1] = int64(colour), int64(key)
+// After queues f before the group's later calls. f may wait for work on a device. An error of f fails the world.
+func (g *Group) After(f func() error) {
 	g.mu.Lock()
-	g.splits++
-	count := g.splits
-	g.mu.Unlock()
-	err := Finish(ctx)(g.enqueue("split", "", false, func() error {
-		buf := tensor.FromSlice(all, 1, n, 1, 2)
-		b := tensor.Bytes(buf)
-		if err := g.gatherBlocks(b, len(b)/n); err != nil {
-			return err
-		}
-		copy(all, tensor.Data[int64](buf))
-		return nil
-	}))
-	if err != nil {
-		return nil, err
+	defer g.mu.Unlock()
+	if !g.closed {
+		g.stream.Do("", f)
 	}
-	var ranks []int // of this group, then of the world
-	for r := range n {
-		if int(all[2*r]) == colour {
-			ranks = append(ranks, r)
-		}
-	}
-	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
-	own := slices.Index(ranks, g.rank)
-	for i, r := range ranks {
-		ranks[i] = g.ranks[r]
-	}
-	return g.adopt(newGroup(g.link, splitID(g.id, count, colour), ranks, own, compute, g.Options()))
-}
-
-// adopt makes c end with g.
-func (g *Group) adopt(c *Group) (*Group, error) {
-	g.mu.Lock()
-	closed := g.closed
-	if !closed {
-		g.children = append(g.children, c)
-	}
-	g.mu.Unlock()
-	if closed {
-		c.Close()
-		return nil, g.fault("split", ErrClosed)
-	}
-	return c, nil
-}
-
-// splitID derives the id of a sub-group from values that all its members have. Ids are 64 bits of a hash, so that two
-// groups of a world do not collide.
-func splitID(parent, count uint64, colour int) uint64 {
-	var b [24]byte
-	binary.BigEndian.PutUint64(b[0:], parent)
-	binary.BigEndian.PutUint64(b[8:], count)
-	binary.BigEndian.PutUint64(b[16:], uint64(int64(colour)))
-	sum := sha256.Sum256(b[:])
-	return max(binary.BigEndian.Uint64(sum[:8]), worldID+1)
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 
+	"github.com/cprun/cprun/comm/internal/local"
 	"github.com/cprun/cprun/comm/internal/shm"
 	"github.com/cprun/cprun/comm/internal/wire"
 	"github.com/cprun/cprun/tensor"
@@ -157,4 +158,30 @@ func (m *Mesh) listen(c *wire.Config, here wire.UnixDir) error {
 		return fmt.Errorf("rank %d of %d has no listener", m.Rank, m.Size)
 	}
 	return nil
+}
+
+// NewLocal joins n ranks of this process and returns their groups, by rank. A message is one copy from the sender's
+// view to the receiver's. Rank r's calls are ordered against compute[r]; a nil slice or element: a private stream, for
+// callers that only use Sync. Close each group. It panics if n is below 1 or compute has another length.
+func NewLocal(n int, compute []tensor.Stream, opts Options) []*Group {
+	return newLocal(n, 0, compute, opts)
+}
+
+// newLocal lets collectives of up to pairs ranks use all pairs of ranks; 0: any number.
+func newLocal(n, pairs int, compute []tensor.Stream, opts Options) []*Group {
+	if n < 1 || compute != nil && len(compute) != n {
+		panic(fmt.Sprintf("comm: local world of %d ranks with %d compute streams", n, len(compute)))
+	}
+	w := local.NewWorld(n)
+	groups := make([]*Group, n)
+	for r := range n {
+		var s tensor.Stream
+		if compute != nil {
+			s = compute[r]
+		}
+		l := w.Link(r)
+		l.Pairs = pairs
+		groups[r] = NewWorld(l, r, s, opts)
+	}
+	return groups
 }

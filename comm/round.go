@@ -245,3 +245,12 @@ func (g *Group) scratchBytes(n int) []byte {
 	}
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(g.scratch))), n)
 }
+
+// padded rounds n up, so that slots of the scratch memory are aligned for every element type.
+func padded(n int) int { return (n + 7) &^ 7 }
+
+// share returns the parts of ranks lo to hi-1 of a vector with elements of that size.
+func share(b []byte, size, ranks, lo, hi int) []byte {
+	n := len(b) / size
+	return b[n*lo/ranks*size : n*hi/ranks*size]
+}
