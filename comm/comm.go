@@ -136,8 +136,8 @@ func Finish(ctx context.Context) func(Pending, error) error {
 	}
 }
 
-// Gated is a transfer in flight whose arrival a kernel can await by itself, so the kernel may start early. Copy-engine
-// transfers between GPUs are gated.
+// Gated is a transfer in flight. A kernel can await its arrival by itself, and so may start early. Transfers by copy
+// engines between GPUs are gated.
 type Gated interface {
 	Pending
 	// Gates returns the gate of each peer that the call receives from, which opens with the peer's last message; nil

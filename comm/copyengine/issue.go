@@ -9,6 +9,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/pace"
 )
 
 // progress issues all work that the device and the peers can take now, without waiting, and reports whether some waits
@@ -200,7 +201,7 @@ func (q *backlog) forget(at uint64) {
 // via names the carrier of an engine's calls in Waits.
 const via = "copy"
 
-// lockTime bounds the wait of Waits for the lock, whose holder may be blocked in the driver.
+// lockTime bounds the wait of Waits for the lock.
 const lockTime = 100 * time.Millisecond
 
 // Waits returns the pending calls, and after a failure those of that time; see comm.Group. If the driver takes no more
@@ -209,7 +210,9 @@ func (e *Engine) Waits() []comm.Wait {
 	if stood := e.stood.Load(); stood != nil {
 		return slices.Clone(*stood)
 	}
-	for start := time.Now(); !e.mu.TryLock(); time.Sleep(time.Millisecond) {
+	// The holder may be blocked in the driver, and Lock cannot give up, so this tries again and again.
+	start := time.Now()
+	for pause := (pace.Backoff{}); !e.mu.TryLock(); pause.Wait() {
 		if time.Since(start) > lockTime {
 			return []comm.Wait{{Op: "exchange behind a full queue of the device", Group: e.host.ID(), Via: via,
 				Begun: true, Needed: true, Since: start}}

@@ -228,9 +228,6 @@ func (d *Group) fault(call string, err error) error {
 	return blame.InCall(call, d.Rank(), d.Size(), err)
 }
 
-// PeerName returns how errors name a rank of the group.
-func (d *Group) PeerName(rank int) string { return d.host.PeerName(rank) }
-
 // Err returns the cause that ended the group, or nil.
 func (d *Group) Err() error {
 	d.mu.Lock()

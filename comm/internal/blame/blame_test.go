@@ -74,9 +74,9 @@ func TestStanding(t *testing.T) {
 // An alarm wakes all who have asked before it, once.
 func TestAlarm(t *testing.T) {
 	var a Alarm
-	a.Ring()
+	a.ring()
 	one, other := a.Next(), a.Next()
-	a.Ring()
+	a.ring()
 	<-one
 	<-other
 	select {

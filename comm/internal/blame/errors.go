@@ -150,7 +150,7 @@ type Alarm struct {
 func (a *Alarm) Late(before, now bool) {
 	if now {
 		a.late.Add(1)
-		a.Ring()
+		a.ring()
 	}
 	if before {
 		a.late.Add(-1)
@@ -170,8 +170,8 @@ func (a *Alarm) Next() <-chan struct{} {
 	return a.next
 }
 
-// Ring closes the channel of Next.
-func (a *Alarm) Ring() {
+// ring closes the channel of Next.
+func (a *Alarm) ring() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.next != nil {

@@ -37,10 +37,10 @@ func TestRing(t *testing.T) {
 	for _, way := range []struct{ out, in *Ring }{{maker.Out, opener.In}, {opener.Out, maker.In}} {
 		var queued [][]byte
 		held, waits, sent := 0, false, 0
-		for sent < 8*RingBytes || len(queued) > 0 {
-			piece := make([]byte, 1+random.IntN(RingBytes/3))
-			fits := held+len(piece) <= RingBytes
-			if sent < 8*RingBytes && way.out.Reserve(len(piece)) {
+		for sent < 8*ringBytes || len(queued) > 0 {
+			piece := make([]byte, 1+random.IntN(ringBytes/3))
+			fits := held+len(piece) <= ringBytes
+			if sent < 8*ringBytes && way.out.Reserve(len(piece)) {
 				if !fits {
 					t.Fatalf("%d bytes found room beside %d", len(piece), held)
 				}
@@ -50,7 +50,7 @@ func TestRing(t *testing.T) {
 				way.out.Put(piece)
 				queued, held, sent = append(queued, piece), held+len(piece), sent+len(piece)
 				continue
-			} else if sent < 8*RingBytes {
+			} else if sent < 8*ringBytes {
 				if waits = true; fits {
 					t.Fatalf("%d bytes found no room beside %d", len(piece), held)
 				}

@@ -21,7 +21,7 @@ var unproven = admission.Limits{Most: 128, Each: 32}
 const (
 	firstPause, lastPause = 2 * time.Millisecond, 100 * time.Millisecond // between two attempts to dial
 
-	// callAgain is the period of repeated calls.
+	// callAgain separates repeated calls.
 	callAgain = time.Second
 )
 

@@ -271,11 +271,11 @@ func (p *peer) writeLoop(c *channel) {
 	}
 }
 
-// awaitTaken blocks until the peer's system has acknowledged all bytes of a TCP connection whose write side has
-// been shut down, until the connection is lost, or until the given time. After that the peer can read the
-// bytes, even if the connection ends. Without the wait, unread or late data from the peer would make this
-// system reset the connection when the process exits, and drop undelivered bytes. A Unix socket
-// delivers at once, so awaitTaken returns at once.
+// awaitTaken blocks until the peer's system has acknowledged all bytes of a TCP connection, until the connection is
+// lost, or until the given time. The caller has shut down the write side. After that the peer can read the bytes, even
+// if the connection ends. Without the wait, unread or late data from the peer would make this system reset the
+// connection when the process exits, and drop undelivered bytes. A Unix socket delivers at once, so awaitTaken returns
+// at once.
 func awaitTaken(conn net.Conn, until time.Time) {
 	c, ok := conn.(*net.TCPConn)
 	if !ok {

@@ -26,7 +26,7 @@ type state struct {
 	value uint64 // the size of a status frame
 }
 
-// lastWord is the number of a rank's departure.
+// lastWord numbers a rank's departure.
 const lastWord = math.MaxUint64
 
 func newRoster(own, size int, name string) *roster {
