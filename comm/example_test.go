@@ -2,6 +2,7 @@ package comm_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -54,10 +55,9 @@ func ExampleGroup_AllReduce() {
 		wg.Go(func() {
 			defer g.Close()
 			sums[rank] = tensor.FromSlice([]float32{1, float32(rank)}, 2)
-			if err := comm.Finish(context.Background())(g.AllReduce(sums[rank], comm.Sum)); err != nil {
-				panic(err)
-			}
-			if err := g.Barrier(context.Background()); err != nil { // all stay until then
+			ctx := context.Background()
+			err := comm.Finish(ctx)(g.AllReduce(sums[rank], comm.Sum))
+			if err = errors.Join(err, g.Barrier(ctx)); err != nil { // all stay until then
 				panic(err)
 			}
 		})

@@ -16,42 +16,35 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// meetings records the connections that the ranks of a world log.
-type meetings struct {
-	mu  sync.Mutex
-	met []map[int]bool // guarded by mu; per rank, those it is connected with
-}
-
-// log records a line of a rank.
-func (m *meetings) log(format string, args ...any) {
-	if strings.Contains(format, "connected to rank") {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.met[args[0].(int)][args[1].(int)] = true
-	}
-}
-
 // TestConnectionsOnFirstUse counts the connections of 32 ranks, by the bound that they have by
 // default: with neighbours at first, which is all that collectives of the world need, then with those
 // of a small group, and with the peers of an exchange.
 func TestConnectionsOnFirstUse(t *testing.T) {
 	const n = 32
-	ctx, m, want := t.Context(), &meetings{met: make([]map[int]bool, n)}, make([]map[int]bool, n)
+	ctx, met, want := t.Context(), make([]map[int]bool, n), make([]map[int]bool, n) // by rank: its connections
 	for r := range n {
-		m.met[r], want[r] = map[int]bool{}, map[int]bool{}
+		met[r], want[r] = map[int]bool{}, map[int]bool{}
 		for d := 1; d < n; d *= 2 {
 			want[r][(r+d)%n], want[r][(r-d+n)%n] = true, true
 		}
 	}
-	groups := unixWorld(t, 0, make([]tensor.Stream, n), comm.Options{Log: m.log})
+	var mu sync.Mutex // guards met
+	log := func(format string, args ...any) {
+		if strings.Contains(format, "connected to rank") {
+			mu.Lock()
+			defer mu.Unlock()
+			met[args[0].(int)][args[1].(int)] = true
+		}
+	}
+	groups := unixWorld(t, 0, make([]tensor.Stream, n), comm.Options{Log: log})
 	defer closeAll(groups)
 	check := func(after string) {
 		t.Helper()
-		m.mu.Lock()
-		defer m.mu.Unlock()
+		mu.Lock()
+		defer mu.Unlock()
 		for r := range n {
-			if !maps.Equal(m.met[r], want[r]) {
-				t.Errorf("after %s rank %d is connected with %v, want %v", after, r, m.met[r], want[r])
+			if !maps.Equal(met[r], want[r]) {
+				t.Errorf("after %s rank %d is connected with %v, want %v", after, r, met[r], want[r])
 			}
 		}
 	}

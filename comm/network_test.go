@@ -213,20 +213,21 @@ func TestNetworkBad(t *testing.T) {
 		t.Run(does, func(t *testing.T) {
 			t.Parallel()
 			ranks := newLab(t, terms{delay: 200 * time.Millisecond, loss: 0.3}).start(t, does, false)
-			end := time.Now().Add(40 * time.Second)
 			moved := 0
-			for time.Now().Before(end) {
+			check := func(rank int, line string) {
+				if !strings.HasPrefix(line, "moved") {
+					t.Fatalf("after %d exchanges rank %d says %q", moved, rank, line)
+				}
+			}
+			for late, over := time.After(40*time.Second), false; !over; {
 				select {
-				case line, ok := <-ranks[0].lines:
-					if !ok || !strings.HasPrefix(line, "moved") {
-						t.Fatalf("after %d exchanges rank 0 says %q", moved, line)
-					}
+				case line := <-ranks[0].lines:
+					check(0, line)
 					moved++
 				case line := <-ranks[1].lines:
-					if !strings.HasPrefix(line, "moved") {
-						t.Fatalf("after %d exchanges rank 1 says %q", moved, line)
-					}
-				case <-time.After(time.Until(end)):
+					check(1, line)
+				case <-late:
+					over = true
 				}
 			}
 			if does == "small" && moved == 0 {

@@ -232,15 +232,8 @@ func TestTellsFirst(t *testing.T) {
 	compute := r.rig.(fakeRig).compute
 	var early atomic.Bool
 	compute.onFail(func(error) { early.Store(!told()) })
-	v, err := r.rig.bytes(100)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := r.Exchange(nil, with(1, v))
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = p.Sync(ctx)
+	p := r.swap(t)
+	err := p.Sync(ctx)
 	if told := told(); !told || !errors.Is(err, comm.ErrDeadline) {
 		t.Errorf("the call ended with %v, the other rank told: %v", err, told)
 	}

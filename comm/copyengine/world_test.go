@@ -31,9 +31,7 @@ func (h heapBoard) done(*board) error                                 { return n
 // A world is a comm.Communicator that exchanges over an engine, and does all else over a host group.
 type world struct {
 	*comm.Group
-	e    *Engine
-	stop chan struct{}
-	once sync.Once
+	e *Engine
 }
 
 func newWorld(ctx context.Context, c config) (*world, error) {
@@ -41,22 +39,18 @@ func newWorld(ctx context.Context, c config) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &world{Group: c.host, e: e, stop: make(chan struct{})}
+	w := &world{c.host, e}
 	go w.listen() // ends with the engine, or at Close
 	return w, nil
 }
 
 // listen passes the host group's failure to the engine.
 func (w *world) listen() {
-	for {
-		select {
-		case <-w.stop:
-			return
-		case <-w.e.failed:
-			return
-		case <-time.After(time.Millisecond):
-			w.passOn()
-		}
+	select {
+	case <-w.e.ending:
+	case <-w.e.failed:
+	case <-w.Link().Failed():
+		w.passOn()
 	}
 }
 
@@ -87,10 +81,7 @@ func (w *world) Abort(cause error) {
 	w.passOn()
 }
 
-func (w *world) Close() error {
-	w.once.Do(func() { close(w.stop) })
-	return errors.Join(w.e.Close(), w.Group.Close())
-}
+func (w *world) Close() error { return errors.Join(w.e.Close(), w.Group.Close()) }
 
 // configOf returns the config of a rank.
 func configOf(host *comm.Group, dev device, compute Compute, share boardSource) config {

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -84,11 +86,8 @@ func newGPUDevice(ordinal int) (*gpuDevice, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &gpuDevice{
-		gpu:    g,
-		stream: s,
-		arena:  tensor.NewArena(testMemory, func(int64) tensor.Memory { return g.mem }),
-	}, nil
+	arena := tensor.NewArena(testMemory, func(int64) tensor.Memory { return g.mem })
+	return &gpuDevice{gpu: g, stream: s, arena: arena}, nil
 }
 
 func (d *gpuDevice) Stream() tensor.Stream { return stagedStream{d.stream, d} }
@@ -192,12 +191,8 @@ func connectGPUs(t *testing.T, transport string, devices []commtest.Device, opts
 	start := time.Now()
 	for r := range hosts {
 		wg.Go(func() {
-			cs[r], errs[r] = New(
-				context.Background(),
-				hosts[r],
-				devices[r].(*gpuDevice).stream,
-				Options{Transport: transport},
-			)
+			stream := devices[r].(*gpuDevice).stream
+			cs[r], errs[r] = New(context.Background(), hosts[r], stream, Options{Transport: transport})
 		})
 	}
 	wg.Wait()
@@ -227,28 +222,22 @@ func init() {
 	}
 }
 
-// TestDeviceKill kills one of several processes with a GPU each. The others must report it by
+// TestDeviceEnd kills or stops one of several processes with a GPU each. The others must report it by
 // name, and nothing may hang that was queued on their GPUs.
-func TestDeviceKill(t *testing.T) {
+func TestDeviceEnd(t *testing.T) {
 	n := min(gpuCount(t), 4)
 	if n < 2 {
 		t.Skip("needs 2 GPUs")
 	}
-	for _, c := range []struct{ kind, call string }{
-		{TransportNCCL, "all-reduce"}, {TransportNCCL, "chain"}, {TransportCopy, "chain"},
+	lost, late := comm.ErrPeerLost.Error(), ", the deadline"
+	for _, c := range []struct {
+		kind, call string
+		end        func(*os.Process, io.Closer) error
+		cause      string
+	}{
+		{TransportNCCL, "all-reduce", worldtest.Kill, lost}, {TransportNCCL, "chain", worldtest.Kill, lost},
+		{TransportCopy, "chain", worldtest.Kill, lost}, {TransportNCCL, "stop", worldtest.Stop, late},
 	} {
-		t.Run(
-			c.kind+" "+c.call,
-			func(t *testing.T) { kinds.End(t, c.kind, c.call, n, worldtest.Kill, comm.ErrPeerLost.Error()) },
-		)
+		t.Run(c.kind+" "+c.call, func(t *testing.T) { kinds.End(t, c.kind, c.call, n, c.end, c.cause) })
 	}
-}
-
-// TestDeviceStop stops a process, so that only the deadline tells.
-func TestDeviceStop(t *testing.T) {
-	n := min(gpuCount(t), 4)
-	if n < 2 {
-		t.Skip("needs 2 GPUs")
-	}
-	kinds.End(t, TransportNCCL, "stop", n, worldtest.Stop, ", the deadline")
 }

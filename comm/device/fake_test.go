@@ -165,14 +165,14 @@ func (c *fakeCalls) exchange(send, recv []comm.Message) error {
 func (c *fakeCalls) allReduce(v tensor.View, op comm.Op) error {
 	return queued(c.g.AllReduce(unmask(v), op))
 }
+func (c *fakeCalls) broadcast(v tensor.View, root int) error {
+	return queued(c.g.Broadcast(unmask(v), root))
+}
 func (c *fakeCalls) allGather(dst, src tensor.View) error {
 	return queued(c.g.AllGather(unmask(dst), unmask(src)))
 }
 func (c *fakeCalls) reduceScatter(dst, src tensor.View, op comm.Op) error {
 	return queued(c.g.ReduceScatter(unmask(dst), unmask(src), op))
-}
-func (c *fakeCalls) broadcast(v tensor.View, root int) error {
-	return queued(c.g.Broadcast(unmask(v), root))
 }
 func (c *fakeCalls) err() error   { return c.g.Err() }
 func (c *fakeCalls) close() error { return c.g.Close() }

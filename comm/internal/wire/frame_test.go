@@ -99,16 +99,15 @@ func TestNote(t *testing.T) {
 			}
 		}
 	}
-	rude := &blame.PeerError{Rank: 1, Name: "rank 1 (\x1b[2J)", Cause: errors.New("two\nlines\a")}
-	if got, err := decodeNote(encodeNote(rude), 2); err != nil ||
-		got.Error() != "rank 1 (\ufffd[2J): two\nlines\ufffd" {
-		t.Errorf("a rude note became %q (%v)", got, err)
+	for want, odd := range map[string]*blame.PeerError{
+		"rank 1 (\ufffd[2J): two\nlines\ufffd": {Rank: 1, Name: "rank 1 (\x1b[2J)", Cause: errors.New("two\nlines\a")},
+		": file  is gone":                      {Rank: 1, Cause: errors.New("file \xff is gone")}, // its name is no UTF-8
+	} {
+		if got, err := decodeNote(encodeNote(odd), 2); err != nil || got.Error() != want {
+			t.Errorf("a note became %q (%v), want %q", got, err, want)
+		}
 	}
 	long := &blame.PeerError{Name: "rank 0", Cause: errors.New(strings.Repeat("ü", 5000))}
-	odd := &blame.PeerError{Rank: 1, Cause: errors.New("file \xff is gone")} // its name is no UTF-8
-	if got, err := decodeNote(encodeNote(odd), 2); err != nil || got.Cause.Error() != "file  is gone" {
-		t.Errorf("%v, %v", got, err)
-	}
 	b := encodeNote(long)
 	if len(b) > maxNote {
 		t.Errorf("a note of %d bytes, above %d", len(b), maxNote)

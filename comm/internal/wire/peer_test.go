@@ -98,66 +98,51 @@ func TestHostilePeer(t *testing.T) {
 		}
 		return b
 	}
-	small := strings.Repeat("x", maxEager)
+	small, whole := strings.Repeat("x", maxEager), strings.Repeat("x", maxPayload)
+	piece := func(at uint64, payload string) []byte {
+		return frame(header{kind: framePiece, length: len(payload), size: at}, payload)
+	}
+	const large = 2*maxPayload + 9
 	for name, c := range map[string]struct {
+		size int // of the message that rank 0 waits for
 		raw  []byte
 		want error
 		text string
 	}{
-		"garbage":          {[]byte(strings.Repeat("garbage ", 10)), blame.ErrProtocol, "no frame header"},
-		"unknown type":     {frame(header{kind: 99}, ""), blame.ErrProtocol, "type 99"},
-		"huge payload":     {frame(header{kind: frameData, length: 1 << 30, size: 1 << 30}, ""), blame.ErrProtocol, "payload of 1073741824"},
-		"not accepted":     {frame(header{kind: framePiece, length: 4, id: link.MsgID{Group: 0, Seq: 5}}, "data"), blame.ErrProtocol, "not accepted"},
-		"unknown group":    {frame(header{kind: framePiece, length: 4, id: link.MsgID{Group: 9, Seq: 5}}, "data"), blame.ErrProtocol, "not accepted"},
-		"piece of a small": {frame(header{kind: framePiece, length: 4}, "data"), blame.ErrProtocol, "message of 4"},
-		"another size":     {frame(header{kind: frameData, length: 5, size: 5}, "datas"), blame.ErrMismatch, "it sends 5"},
-		"offer to a small": {frame(header{kind: frameOffer, size: 1 << 20}, ""), blame.ErrMismatch, "it sends 1048576"},
-		"window":           {flood(header{kind: frameData, length: maxEager, size: maxEager}, small, 9), blame.ErrProtocol, "window"},
-		"empty messages":   {flood(header{kind: frameData}, "", eagerWindow/headerSize+1), blame.ErrProtocol, "window"},
-		"unknown groups":   {spread(header{kind: frameOffer, size: 1 << 20}, "", maxUnknown+1, 1), blame.ErrProtocol, "1024"},
-		"announcements":    {flood(header{kind: frameAccept, size: 1 << 20}, "", maxNotes+1), blame.ErrProtocol, "65536 messages"},
-		"all groups":       {spread(header{kind: frameData, length: maxEager, size: maxEager}, small, 147, 7), blame.ErrProtocol, "16 MiB"},
-		"twice":            {append(frame(header{kind: frameData, id: link.MsgID{Group: 0, Seq: 5}}, ""), frame(header{kind: frameData, id: link.MsgID{Group: 0, Seq: 5}}, "")...), blame.ErrProtocol, "twice"},
-		"credit":           {frame(header{kind: frameCredit, size: 1}, ""), blame.ErrProtocol, "credit"},
-		"wait":             {frame(header{kind: frameStatus, id: link.MsgID{Group: 1, Seq: 1}, size: 9}, ""), blame.ErrProtocol, "rank 8 of 2"},
-		"nothing shared":   {frame(header{kind: frameShare}, ""), blame.ErrProtocol, "that it was not given"},
-		"malformed abort":  {frame(header{kind: frameAbort, length: 3}, "abc"), blame.ErrProtocol, "malformed"},
-		"goodbye":          {frame(header{kind: frameGoodbye}, ""), blame.ErrPeerLeft, "receive of 4 bytes"},
+		"garbage":          {4, []byte(strings.Repeat("garbage ", 10)), blame.ErrProtocol, "no frame header"},
+		"unknown type":     {4, frame(header{kind: 99}, ""), blame.ErrProtocol, "type 99"},
+		"huge payload":     {4, frame(header{kind: frameData, length: 1 << 30, size: 1 << 30}, ""), blame.ErrProtocol, "payload of 1073741824"},
+		"not accepted":     {4, frame(header{kind: framePiece, length: 4, id: link.MsgID{Group: 0, Seq: 5}}, "data"), blame.ErrProtocol, "not accepted"},
+		"unknown group":    {4, frame(header{kind: framePiece, length: 4, id: link.MsgID{Group: 9, Seq: 5}}, "data"), blame.ErrProtocol, "not accepted"},
+		"piece of a small": {4, frame(header{kind: framePiece, length: 4}, "data"), blame.ErrProtocol, "message of 4"},
+		"another size":     {4, frame(header{kind: frameData, length: 5, size: 5}, "datas"), blame.ErrMismatch, "it sends 5"},
+		"offer to a small": {4, frame(header{kind: frameOffer, size: 1 << 20}, ""), blame.ErrMismatch, "it sends 1048576"},
+		"window":           {4, flood(header{kind: frameData, length: maxEager, size: maxEager}, small, 9), blame.ErrProtocol, "window"},
+		"empty messages":   {4, flood(header{kind: frameData}, "", eagerWindow/headerSize+1), blame.ErrProtocol, "window"},
+		"unknown groups":   {4, spread(header{kind: frameOffer, size: 1 << 20}, "", maxUnknown+1, 1), blame.ErrProtocol, "1024"},
+		"announcements":    {4, flood(header{kind: frameAccept, size: 1 << 20}, "", maxNotes+1), blame.ErrProtocol, "65536 messages"},
+		"all groups":       {4, spread(header{kind: frameData, length: maxEager, size: maxEager}, small, 147, 7), blame.ErrProtocol, "16 MiB"},
+		"twice":            {4, append(frame(header{kind: frameData, id: link.MsgID{Group: 0, Seq: 5}}, ""), frame(header{kind: frameData, id: link.MsgID{Group: 0, Seq: 5}}, "")...), blame.ErrProtocol, "twice"},
+		"credit":           {4, frame(header{kind: frameCredit, size: 1}, ""), blame.ErrProtocol, "credit"},
+		"wait":             {4, frame(header{kind: frameStatus, id: link.MsgID{Group: 1, Seq: 1}, size: 9}, ""), blame.ErrProtocol, "rank 8 of 2"},
+		"nothing shared":   {4, frame(header{kind: frameShare}, ""), blame.ErrProtocol, "that it was not given"},
+		"malformed abort":  {4, frame(header{kind: frameAbort, length: 3}, "abc"), blame.ErrProtocol, "malformed"},
+		"goodbye":          {4, frame(header{kind: frameGoodbye}, ""), blame.ErrPeerLeft, "receive of 4 bytes"},
+		// Pieces of an accepted message: outside of it, of another length, twice, or of another message.
+		"piece beyond": {large, piece(3*maxPayload, "x"), blame.ErrProtocol, "at 786432 of a message of 524297"},
+		"short":        {large, piece(0, whole[1:]), blame.ErrProtocol, "of 262143 bytes"},
+		"too long":     {large, slices.Concat(piece(0, whole), piece(maxPayload, whole), piece(2*maxPayload, whole)), blame.ErrProtocol, "of 262144 bytes"},
+		"piece twice":  {large, append(piece(0, whole), piece(0, whole)...), blame.ErrProtocol, "of which 262144 have come"},
+		"out of turn":  {large, piece(maxPayload, whole), blame.ErrProtocol, "of which 0 have come"},
+		"not shared":   {large, frame(header{kind: framePlaced}, ""), blame.ErrProtocol, "memory that is not shared"},
+		"eager":        {large, frame(header{kind: frameData, length: 1, size: 1}, "x"), blame.ErrMismatch, "it sends 1"},
+		"after a mess": {large, append(piece(0, whole), "garbage garbage garbage garbage "...), blame.ErrProtocol, "no frame header"},
 	} {
-		err := against(t, c.raw, 4)
+		err := against(t, c.raw, c.size)
 		var pe *blame.PeerError
 		if !errors.As(err, &pe) || pe.Rank != 1 || !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) ||
 			!strings.Contains(err.Error(), "rank 1 (pid 1)") {
 			t.Errorf("%s: %v, want rank 1, %v and %q", name, err, c.want, c.text)
-		}
-	}
-}
-
-// TestHostilePieces sends invalid pieces of an accepted message: outside of it, of another length, twice, or of another
-// message.
-func TestHostilePieces(t *testing.T) {
-	const size = 2*maxPayload + 9
-	whole := strings.Repeat("x", maxPayload)
-	piece := func(at uint64, payload string) []byte {
-		return frame(header{kind: framePiece, length: len(payload), size: at}, payload)
-	}
-	for name, c := range map[string]struct {
-		raw  []byte
-		text string
-	}{
-		"beyond":       {piece(3*maxPayload, "x"), "at 786432 of a message of 524297"},
-		"short":        {piece(0, whole[1:]), "of 262143 bytes"},
-		"too long":     {slices.Concat(piece(0, whole), piece(maxPayload, whole), piece(2*maxPayload, whole)), "of 262144 bytes"},
-		"twice":        {append(piece(0, whole), piece(0, whole)...), "of which 262144 have come"},
-		"out of turn":  {piece(maxPayload, whole), "of which 0 have come"},
-		"not shared":   {frame(header{kind: framePlaced}, ""), "memory that is not shared"},
-		"eager":        {frame(header{kind: frameData, length: 1, size: 1}, "x"), "it sends 1"},
-		"after a mess": {append(piece(0, whole), "garbage garbage garbage garbage "...), "no frame header"},
-	} {
-		err := against(t, c.raw, size)
-		var pe *blame.PeerError
-		if !errors.As(err, &pe) || pe.Rank != 1 || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: %v, want rank 1 and %q", name, err, c.text)
 		}
 	}
 }
