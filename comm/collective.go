@@ -24,15 +24,6 @@ const (
 	pieceBytes = 4 << 20
 )
 
-// call queues f after the compute stream. Without an error it returns an untyped nil.
-func (g *Group) call(name, detail string, f func() error) (Pending, error) {
-	p, err := g.enqueue(name, detail, true, f)
-	if err != nil {
-		return nil, err
-	}
-	return p, nil
-}
-
 // detail returns a collective's text in traces: the bytes of all ranks' data, and the ranks.
 func (g *Group) detail(v tensor.View) string {
 	if !g.stream.Traced() {
@@ -56,7 +47,7 @@ func (g *Group) Exchange(send, recv []Message) (Pending, error) {
 	if g.stream.Traced() {
 		detail = check.Detail(send, recv)
 	}
-	return g.call("exchange", detail, func() error {
+	return g.enqueue("exchange", detail, true, func() error {
 		for i := range own {
 			copy(into[i], own[i])
 		}
@@ -95,7 +86,7 @@ func (g *Group) AllReduce(v tensor.View, op Op) (Pending, error) {
 		return nil, g.fault("all-reduce", err)
 	}
 	b := tensor.Bytes(v)
-	return g.call("all-reduce", g.detail(v), func() error {
+	return g.enqueue("all-reduce", g.detail(v), true, func() error {
 		switch {
 		case len(g.ranks) == 1:
 			return nil
@@ -171,7 +162,7 @@ func (g *Group) AllGather(dst, src tensor.View) (Pending, error) {
 		return nil, g.fault("all-gather", err)
 	}
 	d, s := tensor.Bytes(dst), tensor.Bytes(src)
-	return g.call("all-gather", g.detail(dst), func() error {
+	return g.enqueue("all-gather", g.detail(dst), true, func() error {
 		copy(d[g.rank*len(s):], s)
 		return g.gatherBlocks(d, len(s))
 	})
@@ -193,7 +184,7 @@ func (g *Group) ReduceScatter(dst, src tensor.View, op Op) (Pending, error) {
 		return nil, g.fault("reduce-scatter", err)
 	}
 	d, s := tensor.Bytes(dst), tensor.Bytes(src)
-	return g.call("reduce-scatter", g.detail(src), func() error {
+	return g.enqueue("reduce-scatter", g.detail(src), true, func() error {
 		if g.few() {
 			return g.reduceScatterFew(dst.DType(), op, d, s)
 		}
@@ -211,7 +202,7 @@ func (g *Group) Broadcast(v tensor.View, root int) (Pending, error) {
 		return nil, g.fault("broadcast", err)
 	}
 	n, b := len(g.ranks), tensor.Bytes(v)
-	return g.call("broadcast", g.detail(v), func() error {
+	return g.enqueue("broadcast", g.detail(v), true, func() error {
 		if g.few() {
 			return g.broadcastFew(v.DType(), b, root)
 		}
@@ -246,14 +237,16 @@ func (g *Group) scatter(root int, of func(r int) []byte) error {
 
 // Split makes groups of the ranks with the same colour, ordered by key, then by rank.
 func (g *Group) Split(ctx context.Context, colour, key int) (Communicator, error) {
-	c, err := g.split(ctx, colour, key, g.compute)
+	c, err := g.Subgroup(ctx, colour, key, g.compute)
 	if err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-func (g *Group) split(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
+// Subgroup splits like Split, for callers that need a *Group. Its calls are ordered against compute; nil: a private
+// stream.
+func (g *Group) Subgroup(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
 	n := len(g.ranks)
 	all := make([]int64, 2*n)
 	all[2*g.rank], all[2*g.rank+1] = int64(colour), int64(key)
@@ -296,10 +289,4 @@ func splitID(parent, count uint64, colour int) uint64 {
 	binary.BigEndian.PutUint64(b[16:], uint64(int64(colour)))
 	sum := sha256.Sum256(b[:])
 	return max(binary.BigEndian.Uint64(sum[:8]), worldID+1)
-}
-
-// Subgroup splits like Split, for callers that need a *Group. Its calls are ordered against compute; nil: a private
-// stream.
-func (g *Group) Subgroup(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
-	return g.split(ctx, colour, key, compute)
 }

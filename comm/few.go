@@ -130,7 +130,7 @@ func (g *Group) allReduceFew(d tensor.DType, op Op, b []byte) error {
 		pieces: (len(b) + size - 1) / size, size: size,
 		own: whole, keep: whole, end: func(int) int { return 0 },
 	}
-	return c.run(g, func(acc, own []byte) { combine(d, op, acc, own) })
+	return c.run(g, d, op)
 }
 
 // reduceScatterFew combines the ranks' src and leaves part Rank in dst, which may be that part of src.
@@ -164,7 +164,7 @@ func (g *Group) reduceScatterFew(d tensor.DType, op Op, dst, src []byte) error {
 		},
 		end: func(q int) int { return q / each },
 	}
-	return c.run(g, func(acc, own []byte) { combine(d, op, acc, own) })
+	return c.run(g, d, op)
 }
 
 // pieceSize returns the size of a vector's pieces on their way along n ranks: as many pieces as steps to fill, within
@@ -181,8 +181,8 @@ type chain struct {
 	end          func(q int) int    // the lowest rank that needs it
 }
 
-// run takes this rank's steps. add combines a rank's own piece into the received one.
-func (c *chain) run(g *Group, add func(acc, own []byte)) error {
+// run takes this rank's steps.
+func (c *chain) run(g *Group, d tensor.DType, op Op) error {
 	last := len(g.ranks) - 1
 	scratch := g.scratchBytes(4 * c.size)
 	buffer := func(way, q int) []byte { return scratch[(2*way+q%2)*c.size:][:len(c.own(q))] }
@@ -221,7 +221,7 @@ func (c *chain) run(g *Group, add func(acc, own []byte)) error {
 			return err
 		}
 		if up < c.pieces && g.rank > 0 {
-			add(buffer(0, up), c.own(up))
+			combine(d, op, buffer(0, up), c.own(up))
 			if k := c.keep(up); k != nil && g.rank == last {
 				copy(k, buffer(0, up))
 			}

@@ -201,7 +201,7 @@ func (g *Group) adopt(c *Group) (*Group, error) {
 
 // enqueue orders f after the compute stream's present work and after the group's earlier
 // calls. Without a compute stream to wait for, ordered is false.
-func (g *Group) enqueue(name, detail string, ordered bool, f func() error) (*pending, error) {
+func (g *Group) enqueue(name, detail string, ordered bool, f func() error) (Pending, error) {
 	if err := g.cause(); err != nil {
 		return nil, g.fault(name, err)
 	}

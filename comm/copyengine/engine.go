@@ -154,12 +154,11 @@ func (e *Engine) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	p, err := e.queue(send, recv)
 	if err != nil {
 		e.inform()
-		return nil, err
 	}
-	return p, nil
+	return p, err
 }
 
-func (e *Engine) queue(send, recv []comm.Message) (*pending, error) {
+func (e *Engine) queue(send, recv []comm.Message) (comm.Pending, error) {
 	anywhere := func(tensor.View) error { return nil } // locateAll checks it
 	rules := check.Rules{Rank: e.rank, Size: e.board.ranks, Memory: anywhere}
 	if err := check.Exchange(rules, send, recv); err != nil {

@@ -79,16 +79,13 @@ func (l *rank) AnnounceWait(who any, peer int) {
 }
 
 func (l *rank) Err() error {
-	if l.w.left[l.rank].Load() {
+	w := l.w
+	if w.left[l.rank].Load() {
 		return blame.ErrClosed
 	}
-	return l.w.errFor(l.rank)
-}
-
-func (w *World) errFor(rank int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.cause == nil || w.origin == rank {
+	if w.cause == nil || w.origin == l.rank {
 		return w.cause
 	}
 	return blame.PeerForm(w.origin, blame.RankName(w.origin, ""), w.cause)
