@@ -241,15 +241,9 @@ func startProcesses(ctx context.Context, t *testing.T, kind, call string, n int)
 		cmd := exec.CommandContext(ctx, os.Args[0], rankArg, strconv.Itoa(r), strconv.Itoa(n), dir,
 			hex.EncodeToString(secret), call, kind)
 		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		stdin, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
+		out, err1 := cmd.StdoutPipe()
+		stdin, err2 := cmd.StdinPipe()
+		if err := errors.Join(err1, err2, cmd.Start()); err != nil {
 			t.Fatal(err)
 		}
 		w.cmds, w.stdin = append(w.cmds, cmd), append(w.stdin, stdin)
