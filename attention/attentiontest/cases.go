@@ -340,7 +340,7 @@ func (c Case) calls() []call {
 		b := call{lo: i * c.SeqK / n, hi: (i + 1) * c.SeqK / n}
 		b.sent = b.hi - c.GradsOnly
 		if c.Scores != nil {
-			b.columns = c.columns()[b.lo:b.sent]
+			b.columns = positions(c.SeqK, c.column)[b.lo:b.sent]
 		}
 		for _, t := range c.Tiles {
 			lo, hi := max(t.K.Lo, b.lo), min(t.K.Hi, b.hi)

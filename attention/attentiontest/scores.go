@@ -19,22 +19,18 @@ type Scores struct {
 	Max   bool
 }
 
-// queryRows and columns give positions, which tiles lack: queries and keys are in no order, and not all columns of a
-// bias have a key here.
-func (c Case) queryRows() []int {
-	rows := make([]int, c.SeqQ)
-	for i := range rows {
-		rows[i] = (i*5 + 2) % max(c.SeqQ, 1)
-	}
-	return rows
-}
+// queryRow and column give positions, which tiles lack: queries and keys are in no order, and not all columns of a bias
+// have a key here.
+func (c Case) queryRow(i int) int { return (i*5 + 2) % c.SeqQ }
+func (c Case) column(j int) int   { return c.width() - 2 - j }
 
-func (c Case) columns() []int {
-	at := make([]int, c.SeqK)
-	for j := range at {
-		at[j] = c.width() - 2 - j
+// positions lists the positions of n queries or keys.
+func positions(n int, at func(int) int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = at(i)
 	}
-	return at
+	return list
 }
 
 func (c Case) width() int { return c.SeqK + 5 }
@@ -102,7 +98,7 @@ func (c Case) softmax(s *set) attention.Softmax {
 	p := c.Softmax
 	if c.Scores != nil {
 		p.Scores = &attention.Scores{Slopes: s.slopes, Bias: s.bias, DBias: s.dbias, Max: s.largest,
-			Rows: c.queryRows()}
+			Rows: positions(c.SeqQ, c.queryRow)}
 	}
 	return p
 }
@@ -130,7 +126,7 @@ func (c Case) extra(in inputs, b, i, h, j int) float64 {
 	if x == nil {
 		return 0
 	}
-	row, column := c.queryRows()[i], c.columns()[j]
+	row, column := c.queryRow(i), c.column(j)
 	if x.ALiBi {
 		sum -= in.slopes[h] * math.Abs(float64(row-column))
 	}
