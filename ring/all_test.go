@@ -6,6 +6,7 @@ func All(algorithm string, s Spec) ([]*Schedule, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.Prepare()
 	all := make([]*Schedule, s.Size)
 	for r := range all {
 		all[r] = p.Schedule(r)

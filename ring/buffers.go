@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -27,8 +28,9 @@ type buffers struct {
 	kv, grads []kv
 	kernel    attention.Kernel // Ring.Kernel, or groupKernel
 	schedule  *Schedule
-	pending   *pending         // nil: no transfer outlasts its hop
-	gates     []attention.Gate // for the next call
+	late      *arrival         // for which the first hop of the next pass waits; nil: none
+	gated     comm.Pending     // for which the next call itself waits, by its gates; nil: none
+	gates     []attention.Gate // of that call
 }
 
 // open allocates the workspace of a pass. own lists the rank's K and V, and in a backward pass their gradients.

@@ -4,6 +4,8 @@ import (
 	"flag"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/partition"
 )
 
 // Full has random tests try ten times as many cases, and TestRingEqualsOneDevice all that it takes a sample of:
@@ -24,6 +26,15 @@ func Draws(n int) int {
 
 // Variants lists the Algorithms, and variants that fetch rows in one hop before the first call.
 var Variants = append([]string{"allgather before", "hierarchical before", "allgather auto"}, Algorithms...)
+
+// Layouts returns the layouts of a sequence, with documents also those of documents.
+func Layouts(docs []int) []partition.Layout {
+	all := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}, partition.Window{Rows: 9}}
+	if docs != nil {
+		all = append(all, partition.Document{Docs: docs}, partition.DocumentZigzag{Docs: docs})
+	}
+	return all
+}
 
 // As returns the algorithm of a variant, and its spec.
 func As(variant string, s Spec) (string, Spec) {

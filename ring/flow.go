@@ -74,9 +74,9 @@ func (p *Planner) visitAmong(readers []partition.Need, owner, h int) (v visit) {
 	return v
 }
 
-// remember keeps the visits of all blocks, if any travel, for a caller that asks for every rank. It asks for each pair
-// of ranks once.
-func (p *Planner) remember() {
+// Prepare finds the visits of all blocks, if any travel, for a caller that asks for every rank: it asks for each pair of
+// ranks once. Call it before goroutines share the planner.
+func (p *Planner) Prepare() {
 	if p.algorithm == "allgather" || p.halo {
 		return
 	}

@@ -31,19 +31,17 @@ func slowVisit(s partition.Shape, owner, h int) visit {
 	return want
 }
 
-// A planner of one rank and a planner of all return the same visits as the definition.
+// A planner returns the same visits as the definition, prepared or not.
 func TestVisitsAreTheDefinition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 16))
-	for range 400 {
+	for range Draws(400) {
 		s := randomShape(rng)
-		one, err := NewIndexedPlanner("ring", specOf(s), nil, false)
+		one, err := NewPlanner("ring", specOf(s))
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, err := NewPlanner("ring", specOf(s))
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := *one
+		all.Prepare()
 		for rank := range s.Size {
 			got, table := one.visits(rank), all.visits(rank)
 			for h := range s.Size {
@@ -59,16 +57,16 @@ func TestVisitsAreTheDefinition(t *testing.T) {
 // A planner of all ranks returns the schedules that each rank makes for itself.
 func TestPlannerIsWhatEachRankMakes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(17, 18))
-	for range 200 {
+	for range Draws(200) {
 		s := randomShape(rng)
 		for _, algorithm := range Variants {
-			p, err := NewPlanner(As(algorithm, specOf(s)))
+			all, err := All(As(algorithm, specOf(s)))
 			if err != nil {
 				t.Fatal(err)
 			}
-			for rank := range s.Size {
+			for rank, got := range all {
 				want, err := Make(algorithm, specOf(s), rank)
-				if got := p.Schedule(rank); err != nil || !reflect.DeepEqual(got, want) {
+				if err != nil || !reflect.DeepEqual(got, want) {
 					t.Fatalf("%s of %+v: schedule of rank %d is %+v, New makes %+v, %v", algorithm, s, rank, got, want,
 						err)
 				}

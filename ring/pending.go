@@ -5,33 +5,20 @@ import (
 	"github.com/cprun/cprun/comm"
 )
 
-// pending holds the transfers that outlast their hop.
-type pending struct {
-	next  *arrival     // of a Late hop; nil: none
-	gated comm.Pending // with gates for the present call; nil: none
-}
-
-// An arrival waits for a hop's transfers, or for late ones in their place.
+// An arrival is the transfers of a hop.
 type arrival struct {
-	comm.Pending
-	hop  *Hop
-	bufs *buffers
+	hop    *Hop
+	moving comm.Pending
 }
 
-// exchangeMore makes a hop's copies beside its transfers, and lets transfers be late.
-func (b *buffers) exchangeMore(hop *Hop, moving comm.Pending) (comm.Pending, error) {
+// copyRows makes a hop's copies beside its transfers.
+func (b *buffers) copyRows(hop *Hop) error {
 	if len(hop.CopyKV)+len(hop.CopyGrad) > 0 && b.Mover == nil {
-		return nil, errNoMover
+		return errNoMover
 	}
 	b.copy(b.kv, hop.CopyKV)
 	b.copy(b.grads, hop.CopyGrad)
-	if b.pending == nil && !hop.Late && !hop.Gated {
-		return moving, nil
-	}
-	if b.pending == nil {
-		b.pending = &pending{}
-	}
-	return arrival{moving, hop, b}, nil
+	return nil
 }
 
 func (b *buffers) copy(bufs []kv, list []Copy) {
@@ -42,35 +29,35 @@ func (b *buffers) copy(bufs []kv, list []Copy) {
 	}
 }
 
-// Wait waits for the transfers that must have ended before the next hop begins.
-func (a arrival) Wait() {
-	b, l := a.bufs, a.bufs.pending
-	if l.gated != nil { // by now the call is queued
-		l.gated.Wait()
-		l.gated, b.gates = nil, nil
+// await makes the stream wait for the transfers that must have ended before the next hop begins. These are the hop's
+// own, with two exceptions. The first hop of the next pass waits for late ones. If the next call waits for its rows by
+// itself, the stream waits for them only after that call.
+func (b *buffers) await(hop *Hop, moving comm.Pending) {
+	if b.gated != nil { // their call is queued by now
+		b.gated.Wait()
+		b.gated, b.gates = nil, nil
 	}
-	if a.hop.Late {
-		l.next = &a
+	if hop.Late {
+		b.late = &arrival{hop, moving}
 		return
 	}
-	came := a
-	if a.hop.Begins && l.next != nil {
-		came, l.next = *l.next, nil
+	came := arrival{hop, moving}
+	if hop.Begins && b.late != nil {
+		came, b.late = *b.late, nil
 	}
-	if a.hop.Gated {
-		b.gates = b.gatesOf(came)
+	if hop.Gated {
+		if b.gates = b.gatesOf(came); b.gates != nil {
+			b.gated = came.moving
+			return
+		}
 	}
-	if b.gates != nil {
-		l.gated = came.Pending
-		return
-	}
-	came.Pending.Wait()
+	came.moving.Wait()
 }
 
 // gatesOf returns the gates of the rows that a hop receives; nil if the kernel or the transfer has none.
 func (b *buffers) gatesOf(a arrival) (gates []attention.Gate) {
 	kernel, waits := b.Kernel.(attention.Waiter)
-	gated, has := a.Pending.(comm.Gated)
+	gated, has := a.moving.(comm.Gated)
 	if !waits || !has || !kernel.WaitsForKeys() {
 		return nil
 	}

@@ -44,7 +44,7 @@ func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 		if err != nil {
 			return fmt.Errorf("forward %s: %w", hop.Label, err)
 		}
-		moving.Wait() // on the stream: the host goes on
+		b.await(hop, moving) // on the stream: the host goes on
 	}
 	r.Stream.Label(r.Label)
 	return nil
@@ -75,7 +75,7 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Parti
 		if err != nil {
 			return fmt.Errorf("backward %s: %w", hop.Label, err)
 		}
-		moving.Wait()
+		b.await(hop, moving)
 		for _, f := range hop.Fold {
 			if err := pass.Fold(b.fold(f)); err != nil {
 				return fmt.Errorf("backward %s: %w", hop.Label, err)
@@ -94,8 +94,8 @@ func (b *buffers) exchange(hop *Hop) (moving comm.Pending, err error) {
 	if moving = (nothing{}); len(send)+len(recv) > 0 {
 		moving, err = b.Comm.Exchange(send, recv)
 	}
-	if err == nil && (hop.special() || b.pending != nil) {
-		return b.exchangeMore(hop, moving)
+	if err == nil {
+		err = b.copyRows(hop)
 	}
 	return moving, err
 }

@@ -83,9 +83,6 @@ func (h *Hop) fresh() partition.Range {
 	return partition.Range{Lo: min(max(h.Grads.Lo, h.Held), h.Grads.Hi), Hi: h.Grads.Hi}
 }
 
-// special reports whether the hop does more than exchange rows that have arrived when it is over.
-func (h *Hop) special() bool { return h.Late || h.Gated || len(h.CopyKV)+len(h.CopyGrad) > 0 }
-
 func (h *Hop) empty() bool {
 	return !h.forward() && len(h.SendGrad)+len(h.RecvGrad)+len(h.CopyGrad)+len(h.Fold) == 0
 }
@@ -192,15 +189,14 @@ var Gathers = []string{Beside, Before, Auto}
 
 // New returns the schedule of rank under that algorithm.
 func New(algorithm string, s Spec, rank int) (*Schedule, error) {
-	p, err := NewIndexedPlanner(algorithm, s, nil, false)
+	p, err := NewPlanner(algorithm, s)
 	if err != nil {
 		return nil, err
 	}
 	return p.Schedule(rank), nil
 }
 
-// Planner makes the schedules of one partition, from the rows that ranks need of each other. It is read-only, so
-// goroutines may share it.
+// Planner makes the schedules of one partition, from the rows that ranks need of each other. Goroutines may share it.
 type Planner struct {
 	algorithm string
 	spec      Spec
@@ -210,13 +206,7 @@ type Planner struct {
 	size      int                              // how many they are
 	halo      bool                             // rows of others are fetched in one hop
 	before    struct{ forward, backward bool } // ... and before the only kernel call of that pass
-	table     [][]visit                        // of each owner and hop; nil: not kept
-}
-
-// NewPlanner returns a planner for a caller that asks for many ranks, and need not keep all their
-// schedules: there are ranks times ranks hops. It asks every pair of ranks once.
-func NewPlanner(algorithm string, s Spec) (*Planner, error) {
-	return NewIndexedPlanner(algorithm, s, nil, true)
+	table     [][]visit                        // of each owner and hop; nil: not prepared
 }
 
 // UlyssesDegree returns how many ranks exchange heads with each other: all, or inner, or 1: none.
@@ -230,10 +220,32 @@ func UlyssesDegree(algorithm string, ranks, inner int) int {
 	return 1
 }
 
+// NewPlanner returns a planner for a caller that need not keep all schedules: there are ranks times ranks hops. One that
+// asks for many ranks should call Prepare first.
+func NewPlanner(algorithm string, s Spec) (*Planner, error) {
+	p, err := newPlanner(algorithm, s)
+	if err == nil {
+		p.index = partition.NewIndex(p.shape)
+		p.halo = p.index.Halo()
+	}
+	return p, err
+}
+
 // NewIndexedPlanner returns a planner for a caller that asks under several algorithms. index is one of s.Shape, best a
-// prepared one; nil: a new one. Groups of ranks that exchange heads have one of their own. all says that every rank is
-// asked for.
-func NewIndexedPlanner(algorithm string, s Spec, index *partition.Index, all bool) (*Planner, error) {
+// prepared one. Groups of ranks that exchange heads do not use it, but one of their own.
+func NewIndexedPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, error) {
+	if UlyssesDegree(algorithm, s.Size, s.Inner) != 1 {
+		return NewPlanner(algorithm, s)
+	}
+	p, err := newPlanner(algorithm, s)
+	if err == nil {
+		p.index, p.halo = index, index.Halo()
+	}
+	return p, err
+}
+
+// newPlanner returns a planner without an index.
+func newPlanner(algorithm string, s Spec) (*Planner, error) {
 	if !slices.Contains(Algorithms, algorithm) {
 		return nil, fmt.Errorf("algorithm %q is none of %v", algorithm, Algorithms)
 	}
@@ -255,11 +267,7 @@ func NewIndexedPlanner(algorithm string, s Spec, index *partition.Index, all boo
 		}
 		shape.Size, shape.Layout = s.Size/p.degree, gathered{s.Layout, p.degree}
 	}
-	if index == nil || p.degree > 1 {
-		index = partition.NewIndex(shape)
-	}
-	p.index, p.shape, p.size = index, shape, shape.Size
-	p.halo = p.index.Halo()
+	p.shape, p.size = shape, shape.Size
 	switch s.Gather {
 	case Before:
 		p.before.forward, p.before.backward = p.size > 1, p.size > 1
@@ -268,9 +276,6 @@ func NewIndexedPlanner(algorithm string, s Spec, index *partition.Index, all boo
 	case Beside, "":
 	default:
 		return nil, fmt.Errorf("Spec.Gather is %q; want one of %v", s.Gather, Gathers)
-	}
-	if all {
-		p.remember()
 	}
 	return p, nil
 }

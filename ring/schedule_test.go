@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
-	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/attention/attentiontest"
@@ -30,11 +29,7 @@ func randomShape(rng *rand.Rand) partition.Shape {
 		s.SeqQ, s.SeqKV = d.SeqQ, d.SeqKV
 		s.Mask, _ = d.Mask()
 	}
-	all := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{},
-		partition.Window{Rows: 9}}
-	if docs != nil {
-		all = append(all, partition.Document{Docs: docs}, partition.DocumentZigzag{Docs: docs})
-	}
+	all := Layouts(docs)
 	s.Layout = all[rng.IntN(len(all))]
 	return s
 }
@@ -85,16 +80,14 @@ func TestSchedulesOfDocumentsComputeEveryPairOnce(t *testing.T) {
 					t.Fatal(err)
 				}
 				simulate(t, algorithm, shape, 2, 1, all)
-				prepared, err := NewIndexedPlanner(name, spec, index, false)
+				prepared, err := NewIndexedPlanner(name, spec, index)
 				if err != nil {
 					t.Fatal(err)
 				}
+				hops := func(s *Schedule) string { return fmt.Sprint(s.Forward, s.Backward, s.KVBufs, s.GradBufs) }
 				for r, want := range all {
-					got, hops := prepared.Schedule(r),
-						func(s *Schedule) string { return fmt.Sprint(s.Forward, s.Backward, s.KVBufs, s.GradBufs) }
-					if hops(got) != hops(want) {
-						t.Fatalf("%s: by a prepared index rank %d has %s, without %s", algorithm, r, hops(got),
-							hops(want))
+					if got := hops(prepared.Schedule(r)); got != hops(want) {
+						t.Fatalf("%s: by a prepared index rank %d has %s, without %s", algorithm, r, got, hops(want))
 					}
 				}
 			}
@@ -132,55 +125,6 @@ func TestHopsWhereNothingIsVisibleAreSkipped(t *testing.T) {
 	}
 }
 
-func TestOnlyNeededRowsTravel(t *testing.T) {
-	s, err := New("ring", specOf(causalShape(1024, 4, partition.Contiguous{}, 15)), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := s.Forward[0].SendKV[0].Block; got.Hi-got.Lo != 15 {
-		t.Errorf("a window of 15 keys sends rows %v, want the last 15", got)
-	}
-}
-
-func TestZigzagRingKeepsTwoBuffers(t *testing.T) {
-	for rank := range 8 {
-		s, err := New("ring", specOf(causalShape(256, 8, partition.Zigzag{}, -1)), rank)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(s.KVBufs) != 3 || len(s.Forward) != 8 {
-			t.Errorf("rank %d: %d K/V buffers and %d hops, want 3 and 8", rank, len(s.KVBufs), len(s.Forward))
-		}
-		for _, h := range s.Forward {
-			if len(h.Tiles) != 1 {
-				t.Errorf("rank %d %s: %d tiles, want one", rank, h.Label, len(h.Tiles))
-			}
-		}
-	}
-}
-
-func TestAllIsEveryRanksSchedule(t *testing.T) {
-	mask, err := partition.NewMask(true, 20, 61, 61, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	shape := partition.Shape{SeqQ: 61, SeqKV: 61, Size: 5, Layout: partition.Zigzag{}, Mask: mask}
-	for _, algorithm := range Variants {
-		all, err := All(As(algorithm, specOf(shape)))
-		if err != nil || len(all) != shape.Size {
-			t.Fatalf("All(%s) = %d schedules, %v", algorithm, len(all), err)
-		}
-		for r, got := range all {
-			if want, err := Make(algorithm, specOf(shape), r); err != nil || !reflect.DeepEqual(got, want) {
-				t.Errorf("%s: schedule of rank %d is %+v, New makes %+v, %v", algorithm, r, got, want, err)
-			}
-		}
-	}
-	if _, err := All("spiral", specOf(shape)); err == nil {
-		t.Error("All of an unknown algorithm: no error")
-	}
-}
-
 // With gather auto, rows of several documents travel before the forward pass; all else travels beside it.
 func TestGatherAuto(t *testing.T) {
 	for _, docs := range [][]int{nil, {61}, {20, 41}} {
@@ -210,12 +154,5 @@ func TestGatherAuto(t *testing.T) {
 				t.Errorf("documents %v over %d ranks: the two ways differ: %t", docs, size, differ)
 			}
 		}
-	}
-}
-
-func TestUnknownAlgorithmIsRefused(t *testing.T) {
-	_, err := New("spiral", specOf(causalShape(8, 2, partition.Zigzag{}, -1)), 0)
-	if err == nil || !strings.Contains(err.Error(), "allgather") {
-		t.Errorf("New(spiral) = %v, want an error that lists the choices", err)
 	}
 }

@@ -94,10 +94,12 @@ func (d *demand) cover(cfg *config.Config, machine machine.Machine, docs []int, 
 		if err != nil {
 			return err
 		}
-		many := len(list) > sampledRanks
-		schedules, err := ring.NewIndexedPlanner(cfg.Parallel.Algorithm, spec, nil, many)
+		schedules, err := ring.NewPlanner(cfg.Parallel.Algorithm, spec)
 		if err != nil {
 			return err
+		}
+		if len(list) > sampledRanks {
+			schedules.Prepare()
 		}
 		var g errgroup.Group
 		g.SetLimit(runtime.GOMAXPROCS(0))

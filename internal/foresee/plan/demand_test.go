@@ -24,6 +24,7 @@ func buffersOf(t *testing.T, cfg *config.Config, docs []int) (most int64) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		schedules.Prepare()
 		for rank := range spec.Size {
 			tokens := partition.Count(spec.Layout.Spans(spec.SeqQ, spec.Size, rank))
 			r, _, _, err := recorded(cfg, schedules.Schedule(rank), layers.Mixer(), tokens)

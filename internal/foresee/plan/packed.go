@@ -43,6 +43,7 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 	if err != nil {
 		return nil, err
 	}
+	schedules.Prepare()
 	work := partition.Work(spec.Shape)
 	share := partition.WorkOfHeads(work, cfg.Parallel.UlyssesDegree(size), spec.Heads)
 	p := &Packed{Documents: docs, Imbalance: 1 / partition.Balance(share)}

@@ -108,12 +108,13 @@ type group struct {
 }
 
 func newGroup(algorithm string, s ring.Spec, index *partition.Index, ranks []int) (*group, error) {
-	p, err := ring.NewIndexedPlanner(algorithm, s, index, ranks == nil)
+	p, err := ring.NewIndexedPlanner(algorithm, s, index)
 	if err != nil {
 		return nil, err
 	}
 	g := &group{sampled: ranks != nil}
 	if ranks == nil {
+		p.Prepare()
 		ranks = make([]int, s.Size)
 		for r := range ranks {
 			ranks[r] = r

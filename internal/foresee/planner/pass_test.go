@@ -295,6 +295,7 @@ func schedules(t testing.TB, algorithm string, s ring.Spec) (all []*ring.Schedul
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.Prepare()
 	for rank := range s.Size {
 		all = append(all, p.Schedule(rank))
 	}

@@ -77,6 +77,7 @@ func measuredPack(layout partition.LayoutName, size, window int, docs []int) (f 
 		if err != nil {
 			return f, err
 		}
+		p.Prepare()
 		rows := int64(0)
 		for r, spans := range partition.AllSpans(shape.Layout, n, size) {
 			var sent planner.Recorder
