@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -66,22 +68,8 @@ func (c *compiler) file(name string, make func(to string) error) (string, error)
 
 // compile compiles a file of the directory.
 func (c *compiler) compile(to, file string, more ...string) error {
-	args := append(
-		[]string{
-			"-std=c++17",
-			"-O2",
-			"-fno-strict-aliasing",
-			"-U_FORTIFY_SOURCE",
-			"-Wno-unknown-pragmas",
-			"-Wno-psabi",
-			"-x",
-			"c++",
-			file,
-			"-o",
-			to,
-		},
-		more...)
-	run := exec.Command(c.cxx, args...)
+	options := "-std=c++17 -O2 -fno-strict-aliasing -U_FORTIFY_SOURCE -Wno-unknown-pragmas -Wno-psabi -x c++"
+	run := exec.Command(c.cxx, slices.Concat(strings.Fields(options), []string{file, "-o", to}, more)...)
 	run.Dir = c.dir
 	if out, err := run.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w\n%s", file, err, out)

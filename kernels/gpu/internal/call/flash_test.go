@@ -4,6 +4,7 @@ package call
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -55,12 +56,7 @@ func (k *hostFlash) suite(t *testing.T, dtype tensor.DType, leaves func(attentio
 		attentiontest.TestKernel(
 			t,
 			func(testing.TB) attentiontest.Rig { return k.rig() },
-			attentiontest.Options{
-				DTypes:     []tensor.DType{dtype},
-				MaxHeadDim: source.FlashMaxDim,
-				Leaves:     leaves,
-				NoScores:   true,
-			},
+			attentiontest.Options{DTypes: []tensor.DType{dtype}, MaxHeadDim: source.FlashMaxDim, Leaves: leaves, NoScores: true},
 		)
 	})
 }
@@ -139,25 +135,21 @@ func TestFlashShapesOnHost(t *testing.T) {
 // A step holds the results of a forward and a backward pass over one block.
 type step struct{ o, lse, dq, dk, dv View }
 
-func (k *hostFlash) step(q, keys, v, do View, tiles ...partition.Tile) step {
+func (k *hostFlash) step(kernel attention.Kernel, q, keys, v, do View, list ...partition.Tile) step {
 	k.t.Helper()
 	like := func(v View, dim int) View { return k.draw(0, v.Len(tensor.Seq), v.Len(tensor.Heads), dim) }
 	dim, dimV := q.Len(tensor.Dim), v.Len(tensor.Dim)
 	s := step{like(q, dimV), like(q, 1), like(q, dim), like(keys, dim), like(v, dimV)}
 	p := attention.Softmax{Scale: 0.2}
-	b := attention.Block{K: keys, V: v, Tiles: tiles, First: true, Last: true}
-	forward, err := k.Forward(s.o, attention.Partial{O: s.o, LSE: s.lse}, q, p)
+	b := attention.Block{K: keys, V: v, Tiles: list, First: true, Last: true}
+	forward, err := kernel.Forward(s.o, attention.Partial{O: s.o, LSE: s.lse}, q, p)
 	ok(k.t, err)
-	ok(k.t, forward.Block(b))
-	backward, err := k.Backward(s.dq, do, q, attention.Saved{O: s.o, LSE: s.lse, Delta: like(q, 1)}, p)
+	ok(k.t, errors.Join(forward.Block(b), forward.End()))
+	backward, err := kernel.Backward(s.dq, do, q, attention.Saved{O: s.o, LSE: s.lse, Delta: like(q, 1)}, p)
 	ok(k.t, err)
-	grads := attention.KeyGrads{DK: s.dk, DV: s.dv}
-	ok(
-		k.t,
-		backward.Block(
-			attention.GradBlock{Block: b, KeyGrads: grads, Fresh: partition.Range{Hi: keys.Len(tensor.Seq)}},
-		),
-	)
+	grads := attention.GradBlock{Block: b, KeyGrads: attention.KeyGrads{DK: s.dk, DV: s.dv},
+		Fresh: span(0, keys.Len(tensor.Seq))}
+	ok(k.t, backward.Block(grads))
 	return s
 }
 
@@ -177,8 +169,8 @@ func (s step) same(t *testing.T, what string, other step) {
 func TestFlashRepeatsOnHost(t *testing.T) {
 	k := &hostFlash{newHost(t), true, large}
 	q, keys, do := k.draw(1, 150, 4, 40), k.draw(2, 150, 2, 40), k.draw(3, 150, 4, 40)
-	tile := partition.Tile{Q: partition.Range{Hi: 150}, K: partition.Range{Hi: 150}, Band: partition.Band{Lo: -100}}
-	k.step(q, keys, keys, do, tile).same(t, "twice", k.step(q, keys, keys, do, tile))
+	window := doc(0, 150, partition.Band{Lo: -100})
+	k.step(k, q, keys, keys, do, window).same(t, "twice", k.step(k, q, keys, keys, do, window))
 }
 
 // TestFlashReadsNothingOutsideTilesOnHost checks that rows in no tile may have any values, including NaN.
@@ -186,10 +178,6 @@ func TestFlashReadsNothingOutsideTilesOnHost(t *testing.T) {
 	h := newHost(t)
 	for _, deterministic := range []bool{false, true} {
 		k := &hostFlash{h, deterministic, large}
-		tile := func(lo, hi int) partition.Tile {
-			r := partition.Range{Lo: lo, Hi: hi}
-			return partition.Tile{Q: r, K: r, Band: partition.Full()}
-		}
 		outside := func(row int) bool { return row < 3 || row >= 40 && row < 50 || row >= 60 }
 		run := func(fill float32) step {
 			rows := func(seed uint64, heads int) View {
@@ -202,7 +190,7 @@ func TestFlashReadsNothingOutsideTilesOnHost(t *testing.T) {
 				})
 				return v
 			}
-			return k.step(rows(1, 4), rows(2, 2), rows(3, 2), rows(4, 4), tile(3, 40), tile(50, 60))
+			return k.step(k, rows(1, 4), rows(2, 2), rows(3, 2), rows(4, 4), doc(3, 40, full), doc(50, 60, full))
 		}
 		zero, nan := run(0), run(float32(math.NaN()))
 		nan.same(t, fmt.Sprintf("deterministic %t", deterministic), zero)
@@ -212,10 +200,13 @@ func TestFlashReadsNothingOutsideTilesOnHost(t *testing.T) {
 // draw returns a tensor of random numbers.
 func (k *hostFlash) draw(seed uint64, seq, heads, dim int) View {
 	k.t.Helper()
-	m, err := k.alloc(int64(4 * seq * heads * dim))
-	ok(k.t, err)
-	rng := rand.New(rand.NewPCG(seed, 0))
-	v := tensor.Dense(m, tensor.F32, 0, [4]int{1, seq, heads, dim})
-	each(v, func(float32, [4]int) float32 { return float32(rng.NormFloat64()) })
-	return v
+	return random(rand.New(rand.NewPCG(seed, 0)), k.empty(tensor.F32, seq, heads, dim))
+}
+
+// empty returns a dense tensor of old values.
+func (h *host) empty(dtype tensor.DType, seq, heads, dim int) View {
+	h.t.Helper()
+	m, err := h.alloc(int64(seq * heads * dim * dtype.Size()))
+	ok(h.t, err)
+	return tensor.Dense(m, dtype, 0, [4]int{1, seq, heads, dim})
 }

@@ -22,23 +22,28 @@ import (
 // pass, hostFlash computes the calls with tensors that TMA does not support.
 type hostHopper struct {
 	*hostFlash
-	change func(*source.HopperShape) // turns a shape into that of a program for tests, if not nil
-	sms    int                       // number of SMs of the emulated GPU
-	leaves int                       // number of these to leave free
-	keys   int                       // of a launch of a forward pass; 0: as many as on such a GPU
-	late   *int                      // counts waits for keys that arrive during kernels; nil: all have arrived before
-	fault  *source.HopperFault       // if set, the first backward item never ends, and a waiting block reports it
+	shape  source.HopperShape  // of a program for tests, in place of the usual one, if set
+	sms    int                 // number of SMs of the emulated GPU
+	leaves int                 // number of these to leave free
+	keys   int                 // of a launch of a forward pass; 0: as many as on such a GPU
+	late   *int                // counts waits for keys that arrive during kernels; nil: all have arrived before
+	fault  *source.HopperFault // if set, the first backward item never ends, and a waiting block reports it
 }
 
 func (k hostHopper) processors() SMs { return SMs{k.sms, k.sms - k.leaves} }
 
-// shapeOf returns source.HopperShapeFor a call, changed for tests.
+// hopper returns a rig with the kernels for Hopper, on 4 SMs unless x says otherwise.
+func (h *host) hopper(deterministic bool, x hostHopper) attentiontest.Rig {
+	x.hostFlash, x.sms = &hostFlash{h, deterministic, large}, cmp.Or(x.sms, 4)
+	rig := x.rig()
+	rig.Kernel = x
+	return rig
+}
+
+// shapeOf returns source.HopperShapeFor a call, or the shape for tests.
 func (k hostHopper) shapeOf(c *Flash) (source.HopperShape, bool) {
 	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
-	if k.change != nil {
-		k.change(&s)
-	}
-	return s, ok
+	return cmp.Or(k.shape, s), ok
 }
 
 func (k hostHopper) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
@@ -74,12 +79,8 @@ func (f *hopperForward) Block(b attention.Block) error {
 		return err
 	}
 	defer arrived()
-	c := Flash{
-		Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE},
-		Softmax: f.p,
-		Tiles:   b.Tiles,
-		Gates:   gates,
-	}
+	c := f.call(b)
+	c.Gates = gates
 	s, ok := f.k.shapeOf(&c)
 	rounds := f.o != f.acc.O && f.o.DType() == f.q.DType()
 	if !ok || !c.TakesHopper() || rounds && !c.TakesHopper(f.o) {
@@ -219,20 +220,8 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 		return err
 	}
 	defer arrived()
-	c := Flash{
-		Tensors: Tensors{
-			Q:     f.q,
-			K:     b.K,
-			V:     b.V,
-			DO:    f.do,
-			LSE:   f.s.LSE,
-			Delta: f.s.Delta,
-			DQ:    f.dq,
-			DK:    b.DK,
-			DV:    b.DV,
-		},
-		Softmax: f.p, Tiles: b.Tiles, Gates: gates,
-	}
+	c := f.call(b)
+	c.Gates = gates
 	s, ok := f.k.shapeOf(&c)
 	if !ok || !c.TakesHopper() || f.k.deterministic && !c.HasOrder(s) {
 		arrived()
@@ -244,9 +233,7 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	}
 	l := launch(s, f.k.processors(), b.Fresh)
 	if !l.SetsFresh {
-		fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
-		clear32(fresh.DK)
-		clear32(fresh.DV)
+		clearFresh(b)
 	}
 	if l.Grid[0] == 0 {
 		return nil
@@ -279,26 +266,27 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	return f.k.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, argumentsOf(p))
 }
 
-// hopperSuite runs the conformance suite, except for the cases that TMA does not support.
-func (k *hostFlash) hopperSuite(t *testing.T, dtype tensor.DType, keys int, leaves func(attentiontest.Case) bool) {
-	t.Run(fmt.Sprintf("%v, deterministic %t, launches of %d keys", dtype, k.deterministic, keys), func(t *testing.T) {
-		k.t = t
-		rig := k.rig()
-		rig.Kernel = hostHopper{hostFlash: k, sms: 4, keys: keys}
-		attentiontest.TestKernel(t, func(testing.TB) attentiontest.Rig { return rig }, attentiontest.Options{
-			DTypes: []tensor.DType{dtype}, MaxHeadDim: source.FlashMaxDim, NoScores: true,
-			Leaves: func(c attentiontest.Case) bool { return c.Dim%8 != 0 || c.DimV%8 != 0 || leaves != nil && leaves(c) },
-		})
-	})
-}
-
-// TestHopperOnHost runs the conformance suite on the kernels for Hopper.
+// TestHopperOnHost runs the conformance suite on the kernels for Hopper, without the cases that TMA does not support.
 func TestHopperOnHost(t *testing.T) {
 	h := newHost(t)
-	(&hostFlash{h, false, large}).hopperSuite(t, tensor.BF16, 0, nil)
-	if !testing.Short() {
-		(&hostFlash{h, true, large}).hopperSuite(t, tensor.F16, 0, nil)
-		(&hostFlash{h, false, large}).hopperSuite(t, tensor.BF16, 24, nil)
+	for _, x := range []struct {
+		dtype         tensor.DType
+		deterministic bool
+		keys          int
+		short         bool // run with -short
+	}{{tensor.BF16, false, 0, true}, {tensor.F16, true, 0, false}, {tensor.BF16, false, 24, false}} {
+		if testing.Short() && !x.short {
+			continue
+		}
+		name := fmt.Sprintf("%v, deterministic %t, launches of %d keys", x.dtype, x.deterministic, x.keys)
+		t.Run(name, func(t *testing.T) {
+			h.t = t
+			rig := h.hopper(x.deterministic, hostHopper{keys: x.keys})
+			attentiontest.TestKernel(t, func(testing.TB) attentiontest.Rig { return rig }, attentiontest.Options{
+				DTypes: []tensor.DType{x.dtype}, MaxHeadDim: source.FlashMaxDim, NoScores: true,
+				Leaves: func(c attentiontest.Case) bool { return c.Dim%8 != 0 || c.DimV%8 != 0 },
+			})
+		})
 	}
 }
 
@@ -311,15 +299,23 @@ type shapeCase struct {
 // isWide reports whether the suite has few cases of a shape, so that all its programs of the backward pass must run.
 func isWide(s source.HopperShape) bool { return s.QK > 128 }
 
+// denseCase returns a random case with those head dims, dense and without a cap.
+func denseCase(seed uint64, dim, dimV int) attentiontest.Case {
+	c := attentiontest.RandomCase(seed)
+	c.Dim, c.DimV, c.Layout = dim, dimV, attentiontest.Dense
+	c.Softmax = attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))}
+	return c
+}
+
 // shapeCases returns cases with a shape's head dims. For wide ones, they have both types, a cap or none, rows and keys
 // in no tile, and narrower head dims also.
 func shapeCases(s source.HopperShape) (list []shapeCase) {
-	add := func(seed uint64, narrower int, dtype tensor.DType, change func(*attentiontest.Case)) {
-		c := shapeCase{attentiontest.RandomCase(seed), dtype}
-		c.Dim, c.DimV, c.Layout = s.QK-narrower, s.V-narrower, attentiontest.Dense
-		c.Softmax.Scale = 1 / math.Sqrt(float64(c.Dim))
-		change(&c.Case)
-		list = append(list, c)
+	add := func(seed uint64, narrower int, dtype tensor.DType, softcap float64, in ...partition.Tile) {
+		c := denseCase(seed, s.QK-narrower, s.V-narrower)
+		if c.Softmax.Softcap = softcap; in != nil {
+			c.Tiles = in
+		}
+		list = append(list, shapeCase{c, dtype})
 	}
 	if !isWide(s) {
 		seeds := uint64(4)
@@ -327,27 +323,16 @@ func shapeCases(s source.HopperShape) (list []shapeCase) {
 			seeds = 1
 		}
 		for seed := range seeds {
-			add(seed, 0, tensor.BF16, func(*attentiontest.Case) {})
+			add(seed, 0, tensor.BF16, attentiontest.RandomCase(seed).Softmax.Softcap)
 		}
 		return list
 	}
-	plain, capped := func(c *attentiontest.Case) { c.Softmax.Softcap = 0 },
-		func(c *attentiontest.Case) { c.Softmax.Softcap = 20 }
-	add(3, 0, tensor.BF16, plain)
-	add(1, 0, tensor.F16, func(c *attentiontest.Case) {
-		capped(c)
-		c.Tiles = []partition.Tile{
-			{Q: partition.Range{Lo: 3, Hi: 20}, K: partition.Range{Lo: 10, Hi: 40}, Band: partition.Full()},
-			{
-				Q:    partition.Range{Lo: 66, Hi: 105},
-				K:    partition.Range{Lo: 60, Hi: 101},
-				Band: partition.Band{Lo: -partition.Unbounded, Hi: 10},
-			},
-		}
-	})
+	add(3, 0, tensor.BF16, 0)
+	add(1, 0, tensor.F16, 20, tile(3, 20, 10, 40, full),
+		tile(66, 105, 60, 101, partition.Band{Lo: -partition.Unbounded, Hi: 10}))
 	if !testing.Short() {
-		add(13, 40, tensor.F16, plain)
-		add(8, 24, tensor.BF16, capped)
+		add(13, 40, tensor.F16, 0)
+		add(8, 24, tensor.BF16, 20)
 	}
 	return list
 }
@@ -357,23 +342,16 @@ func TestHopperShapesOnHost(t *testing.T) {
 	h := newHost(t)
 	for _, s := range source.HopperShapes {
 		for _, deterministic := range []bool{false, true} {
-			k := &hostFlash{h, deterministic, large}
-			rig := k.rig()
-			rig.Kernel = hostHopper{hostFlash: k, sms: 4}
 			t.Run(fmt.Sprintf("%d and %d, deterministic %t", s.QK, s.V, deterministic), func(t *testing.T) {
 				h.t = t
+				rig := h.hopper(deterministic, hostHopper{})
 				for _, c := range shapeCases(s) {
 					attentiontest.Check(t, rig, c.Case, c.dtype)
 				}
 			})
 		}
-		backward, ordered := []source.Program{
-			s.Backward(false, false),
-			s.Backward(true, false),
-		}, []source.Program{
-			s.Backward(false, true),
-			s.Backward(true, true),
-		}
+		backward := []source.Program{s.Backward(false, false), s.Backward(true, false)}
+		ordered := []source.Program{s.Backward(false, true), s.Backward(true, true)}
 		some := [][]source.Program{{s.Forward(false), s.Forward(true)}, backward, ordered}
 		if isWide(s) {
 			for _, p := range slices.Concat(backward, ordered) {
@@ -388,40 +366,23 @@ func TestHopperShapesOnHost(t *testing.T) {
 	}
 }
 
-// TestSharedPOnHost runs the kernels whose products read probabilities from shared memory.
-func TestSharedPOnHost(t *testing.T) {
-	k := &hostFlash{newHost(t), true, large}
-	rig := k.rig()
-	rig.Kernel = hostHopper{hostFlash: k, change: func(s *source.HopperShape) { s.SharedP = true }, sms: 4}
-	for seed := range uint64(4) {
-		c := attentiontest.RandomCase(seed)
-		c.Dim, c.DimV, c.Layout, c.Softmax = source.HopperSharedP.QK, source.HopperSharedP.V, attentiontest.Dense,
-			attention.Softmax{
-				Scale: 0.1,
-			}
-		attentiontest.Check(t, rig, c, tensor.BF16)
-	}
-	for _, p := range []source.Program{source.HopperSharedP.Forward(false), source.HopperSharedP.Backward(false, true)} {
-		if !k.ran[p.Name] {
-			t.Errorf("%s has not run", p.Name)
-		}
-	}
-}
-
-// TestEveryLaneOnHost runs the kernels in which every lane of a warp arrives at barriers.
-func TestEveryLaneOnHost(t *testing.T) {
+// TestHopperVariantsOnHost runs the kernels whose products read probabilities from shared memory, and the kernels in
+// which every lane of a warp arrives at barriers.
+func TestHopperVariantsOnHost(t *testing.T) {
 	h := newHost(t)
-	for _, s := range source.HopperEveryLane {
+	for _, s := range append(slices.Clone(source.HopperEveryLane), source.HopperSharedP) {
+		seeds := []uint64{3}
+		if s.SharedP {
+			seeds = []uint64{0, 1, 2, 3}
+		}
 		for _, deterministic := range []bool{false, true} {
-			if testing.Short() && deterministic == isWide(s) {
+			if s.SharedP && !deterministic || testing.Short() && deterministic == isWide(s) {
 				continue
 			}
-			k := &hostFlash{h, deterministic, large}
-			rig := k.rig()
-			rig.Kernel = hostHopper{hostFlash: k, change: func(s *source.HopperShape) { s.EveryLane = true }, sms: 4}
-			c := attentiontest.RandomCase(3)
-			c.Dim, c.DimV, c.Layout, c.Softmax = s.QK, s.V, attentiontest.Dense, attention.Softmax{Scale: 0.1}
-			attentiontest.Check(t, rig, c, tensor.BF16)
+			rig := h.hopper(deterministic, hostHopper{shape: s})
+			for _, seed := range seeds {
+				attentiontest.Check(t, rig, denseCase(seed, s.QK, s.V), tensor.BF16)
+			}
 			for _, p := range []source.Program{s.Forward(false), s.Backward(false, deterministic)} {
 				if !h.ran[p.Name] {
 					t.Errorf("%s has not run", p.Name)
@@ -435,16 +396,13 @@ func TestEveryLaneOnHost(t *testing.T) {
 // kernels compute entire blocks.
 func TestBadRowsStayInTheirTileOnHost(t *testing.T) {
 	h := newHost(t)
-	queries, keys := partition.Range{Lo: 3, Hi: 50}, partition.Range{Lo: 10, Hi: 80}
-	tiles := []partition.Tile{{Q: queries, K: keys, Band: partition.Full()}}
+	queries, keys := span(3, 50), span(10, 80)
 	for _, deterministic := range []bool{false, true} {
 		for _, bad := range []string{"q", "k", "v", "do"} {
 			k := &hostFlash{h, deterministic, large}
 			h.used = 0
 			draw := func(name string, seq int) View {
-				m, err := k.alloc(int64(2 * seq * 64))
-				ok(t, err)
-				v := tensor.Dense(m, tensor.BF16, 0, [4]int{1, seq, 1, 64})
+				v := k.empty(tensor.BF16, seq, 1, 64)
 				each(v, func(_ float32, at [4]int) float32 {
 					if name == bad && at[tensor.Seq] == 30 {
 						return float32(math.NaN())
@@ -453,23 +411,8 @@ func TestBadRowsStayInTheirTileOnHost(t *testing.T) {
 				})
 				return v
 			}
-			q, ks, v, do := draw("q", 70), draw("k", 96), draw("v", 96), draw("do", 70)
-			s := step{
-				k.draw(0, 70, 1, 64),
-				k.draw(0, 70, 1, 1),
-				k.draw(0, 70, 1, 64),
-				k.draw(0, 96, 1, 64),
-				k.draw(0, 96, 1, 64),
-			}
-			x, p := hostHopper{hostFlash: k, sms: 4}, attention.Softmax{Scale: 0.125}
-			b := attention.Block{K: ks, V: v, Tiles: tiles, First: true, Last: true}
-			forward, err := x.Forward(s.o, attention.Partial{O: s.o, LSE: s.lse}, q, p)
-			ok(t, err)
-			ok(t, errors.Join(forward.Block(b), forward.End()))
-			backward, err := x.Backward(s.dq, do, q, attention.Saved{O: s.o, LSE: s.lse, Delta: k.draw(0, 70, 1, 1)}, p)
-			ok(t, err)
-			grads := attention.KeyGrads{DK: s.dk, DV: s.dv}
-			ok(t, backward.Block(attention.GradBlock{Block: b, KeyGrads: grads, Fresh: partition.Range{Hi: 96}}))
+			s := k.step(hostHopper{hostFlash: k, sms: 4}, draw("q", 70), draw("k", 96), draw("v", 96), draw("do", 70),
+				partition.Tile{Q: queries, K: keys, Band: full})
 			reached := 0
 			for name, out := range map[string]View{"o": s.o, "dq": s.dq, "dk": s.dk, "dv": s.dv} {
 				in := queries
@@ -496,43 +439,22 @@ func TestBadRowsStayInTheirTileOnHost(t *testing.T) {
 // TestLostTurnOnHost checks that a block of keys that never gets its turn reports itself and the block for which it
 // waited, in the rows of any of that block's tiles.
 func TestLostTurnOnHost(t *testing.T) {
-	tile := func(keys, from, to int) partition.Tile {
-		return partition.Tile{Q: partition.Range{Lo: from, Hi: to}, K: partition.Range{Hi: keys}, Band: partition.Full()}
-	}
-	for _, tiles := range [][]partition.Tile{{tile(300, 0, 300)}, {tile(256, 0, 128), tile(128, 128, 300)}} {
+	for _, list := range []tiles{{doc(0, 300, full)}, {tile(0, 128, 0, 256, full), tile(128, 300, 0, 128, full)}} {
 		k := &hostFlash{newHost(t), true, large} // a report ends it
 		m, err := k.alloc(int64(unsafe.Sizeof(source.HopperFault{})))
 		ok(t, err)
 		x := hostHopper{hostFlash: k, sms: 4, fault: (*source.HopperFault)(m.Ptr())}
-		v := func(dtype tensor.DType, dim int) View {
-			m, err := k.alloc(int64(300 * dim * dtype.Size()))
-			ok(t, err)
-			return tensor.Dense(m, dtype, 0, [4]int{1, 300, 1, dim})
-		}
+		v := func(dtype tensor.DType, dim int) View { return k.empty(dtype, 300, 1, dim) }
 		q, do := v(tensor.BF16, 128), v(tensor.BF16, 128)
 		saved := attention.Saved{O: v(tensor.F32, 128), LSE: v(tensor.F32, 1), Delta: v(tensor.F32, 1)}
 		pass, err := x.Backward(v(tensor.F32, 128), do, q, saved, attention.Softmax{Scale: 1})
 		ok(t, err)
 		err = pass.Block(attention.GradBlock{
-			Block:    attention.Block{K: q, V: do, Tiles: tiles},
+			Block:    attention.Block{K: q, V: do, Tiles: list},
 			KeyGrads: attention.KeyGrads{DK: v(tensor.F32, 128), DV: v(tensor.F32, 128)}, Fresh: partition.Range{Hi: 300},
 		})
 		if want := (source.HopperFault{Keys1: 2}); err == nil || *x.fault != want {
-			t.Errorf("%v: the error is %v, the report %+v, want %+v", tiles, err, *x.fault, want)
-		}
-	}
-}
-
-// TestFold checks the number of blocks of keys that run from the shortest to the longest, and the number of concurrent
-// heads.
-func TestFold(t *testing.T) {
-	for _, c := range []struct{ blocks, heads, sms, fold, beside int }{
-		{128, 8, 132, 64, 2}, {256, 8, 132, 128, 1}, {512, 8, 132, 128, 1}, {64, 8, 132, 32, 4}, {1, 1, 132, 1, 1},
-		{6, 3, 4, 3, 1}, {100000, 8, 132, 132, 1},
-	} {
-		if fold, beside := fold(c.blocks, c.heads, c.sms); fold != c.fold || beside != c.beside {
-			t.Errorf("%d blocks of %d heads, %d SMs: %d and %d, want %d and %d", c.blocks, c.heads, c.sms, fold, beside,
-				c.fold, c.beside)
+			t.Errorf("%v: the error is %v, the report %+v, want %+v", list, err, *x.fault, want)
 		}
 	}
 }
@@ -547,14 +469,9 @@ func TestLeavesOnHost(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%d, deterministic %t", dim, deterministic), func(t *testing.T) {
 				h.t, h.ran = t, map[string]bool{}
-				k := &hostFlash{h, deterministic, large}
-				rig := k.rig()
-				rig.Kernel = hostHopper{hostFlash: k, sms: 4, leaves: 2}
-				all := partition.Range{Hi: 300}
-				attentiontest.Check(t, rig, attentiontest.Case{
+				attentiontest.Check(t, h.hopper(deterministic, hostHopper{leaves: 2}), attentiontest.Case{
 					Batch: 2, Heads: 4, KVHeads: 2, Dim: dim, DimV: dim, SeqQ: 300, SeqK: 300,
-					Softmax: attention.Softmax{Scale: 0.125},
-					Tiles:   []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: -partition.Unbounded}}},
+					Softmax: attention.Softmax{Scale: 0.125}, Tiles: tiles{doc(0, 300, causal)},
 				}, tensor.BF16)
 				if !h.ran["several items"] {
 					t.Error("no block has done the work of several")

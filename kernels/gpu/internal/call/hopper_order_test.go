@@ -1,214 +1,59 @@
 package call
 
 import (
-	"math/rand/v2"
+	"fmt"
 	"slices"
 	"testing"
 
+	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
-// A turnOf is the result of turns.turn, a copy of turn in hopper_backward.cuh. TestTurnsOnHost runs the original.
-type turnOf struct {
-	keys, head, before int
-	behind             bool
+type tiles = []partition.Tile
+
+var causal, full = partition.Band{Lo: -partition.Unbounded}, partition.Full()
+
+func span(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+
+func tile(q0, q1, k0, k1 int, band partition.Band) partition.Tile {
+	return partition.Tile{Q: span(q0, q1), K: span(k0, k1), Band: band}
 }
 
-// turns adds to an order whether blocks wait only in rows of the block before.
-type turns struct {
-	order
-	banded bool
-}
+// doc returns the tile of a document.
+func doc(lo, hi int, band partition.Band) partition.Tile { return tile(lo, hi, lo, hi, band) }
 
-func (o turns) turn(number, heads int) turnOf {
-	if o.fold == 0 {
-		keys := number % o.blocks
-		return turnOf{keys, number / o.blocks, keys - 1, !o.banded}
-	}
-	first := number / (2 * o.fold * heads) * 2 * o.fold
-	number -= first * heads
-	count := min(2*o.fold, o.blocks-first)
-	half := (count + 1) / 2
-	head := number / (count * o.beside) * o.beside
-	beside := min(o.beside, heads-head)
-	number -= head * count
-	at := number / beside
-	head += number % beside
-	switch {
-	case at == 0:
-		return turnOf{first + half - 1, head, first - 1, first > 0}
-	case at < half:
-		return turnOf{first + half - 1 - at, head, first + half - at, first > 0}
-	case at == half:
-		return turnOf{first + half, head, first, false}
-	}
-	return turnOf{first + at, head, first + at - 1, false}
-}
-
-// An adder is a block of keys that adds to dQ like the kernel: down its visible rows, after another block.
-type adder struct {
-	turnOf
-	rows   [2]int // first row, and the row after the last
-	at     int    // number of additions so far
-	beside bool   // in all query heads at each row; else in one head after another
-}
-
-// A place is a row of a query head, to which blocks of a KV head add.
-type place struct{ head, query, row int }
-
-// run lets blocks add in random order, limited to a number of concurrent blocks. It returns the order of blocks that
-// have added to each place, or nil after a deadlock.
-func (o turns) run(rng *rand.Rand, heads, queries, atOnce, rows int, sees func(keys int) [2]int) map[place][]int {
-	added, progress := map[place][]int{}, map[[3]int]int{} // progress of a head, block of keys, and query head
-	beside := rng.IntN(2) == 0
-	var running []*adder
-	for next := 0; ; {
-		for ; next < o.blocks*heads && len(running) < atOnce; next++ {
-			t := o.turn(next, heads)
-			running = append(running, &adder{turnOf: t, rows: sees(t.keys), beside: beside})
-		}
-		if len(running) == 0 {
-			return added
-		}
-		ready := slices.DeleteFunc(slices.Clone(running), func(a *adder) bool {
-			behind := func(query, row int) bool { return progress[[3]int{a.head, a.before, query}] < rows-row }
-			query, row, over := a.next(queries)
-			if over {
-				waits := false
-				for query := range queries {
-					waits = waits || behind(query, 0)
-				}
-				return a.before >= 0 && a.behind && waits
-			}
-			other := sees(max(a.before, 0))
-			return a.before >= 0 && (a.behind || row >= other[0] && row < other[1]) && behind(query, row)
-		})
-		if len(ready) == 0 {
-			return nil
-		}
-		a := ready[rng.IntN(len(ready))]
-		if rng.IntN(2) == 0 {
-			a = ready[len(ready)-1] // the latest blocks run first
-		}
-		query, row, over := a.next(queries)
-		if over {
-			for query := range queries {
-				progress[[3]int{a.head, a.keys, query}] = rows
-			}
-			running = slices.DeleteFunc(running, func(b *adder) bool { return a == b })
-			continue
-		}
-		p := place{a.head, query, row}
-		added[p] = append(added[p], a.keys)
-		progress[[3]int{a.head, a.keys, query}] = rows - row
-		a.at++
-	}
-}
-
-// next returns the place of the block's next addition; over reports that there is none.
-func (a *adder) next(queries int) (query, row int, over bool) {
-	n := a.rows[1] - a.rows[0]
-	if a.at >= n*queries {
-		return 0, 0, true
-	}
-	if a.beside {
-		return a.at % queries, a.rows[1] - 1 - a.at/queries, false
-	}
-	return a.at / n, a.rows[1] - 1 - a.at%n, false
-}
-
-// TestTurns checks that blocks of keys add to every row in one order, for any speeds and any number of concurrent
-// blocks, and that no block waits for one that starts later.
-func TestTurns(t *testing.T) {
-	const queries, each = 3, 2 // query heads of a group; rows for a block of keys
-	for _, c := range []struct {
-		name   string
-		o      turns
-		heads  int
-		atOnce []int
-		window int // visible rows of a block's last key; 0: all later rows
-		doc    int // blocks to a document; 0: all
-	}{
-		{"fold", turns{order{blocks: 8, fold: 4, beside: 1}, true}, 1, []int{1, 8}, 0, 0},
-		{"fold, in parts", turns{order{blocks: 9, fold: 2, beside: 2}, true}, 2, []int{1, 3, 5, 18}, 0, 0},
-		{"fold, the last part short", turns{order{blocks: 13, fold: 3, beside: 2}, true}, 3, []int{2, 6, 11}, 0, 0},
-		{"one by one", turns{order{blocks: 7}, true}, 2, []int{1, 4, 14}, 0, 0},
-		{"a window", turns{order{blocks: 9}, true}, 2, []int{1, 4, 18}, 3, 0},
-		{"several tiles", turns{order{blocks: 6}, false}, 2, []int{1, 5, 12}, 3, 0},
-		{"documents", turns{order{blocks: 9}, true}, 2, []int{1, 5, 18}, 0, 3},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			rows := each * c.o.blocks
-			sees := func(keys int) [2]int {
-				end := rows
-				if c.window > 0 {
-					end = min(rows, each*(keys+1)+c.window)
-				}
-				if c.doc > 0 { // its last block has the first rows of the next document
-					end = min(rows, each*c.doc*((keys+1)/c.doc+1))
-				}
-				return [2]int{each * keys, end}
-			}
-			want := c.o.run(rand.New(rand.NewPCG(0, 0)), c.heads, queries, 1, rows, sees)
-			for seed := range uint64(40) {
-				for _, n := range c.atOnce {
-					got := c.o.run(rand.New(rand.NewPCG(seed, uint64(n))), c.heads, queries, n, rows, sees)
-					if got == nil {
-						t.Fatalf("%d blocks at once, seed %d: all wait", n, seed)
-					}
-					for p, blocks := range want {
-						if !slices.Equal(got[p], blocks) {
-							t.Fatalf(
-								"%d blocks at once, seed %d, row %d of query head %d: %v add, one after the other %v",
-								n,
-								seed,
-								p.row,
-								p.query,
-								got[p],
-								blocks,
-							)
-						}
-					}
-				}
-			}
-		})
-	}
+// flashOf returns a call of both passes, with four query heads to a KV head. Its tensors have no memory.
+func flashOf(seqQ, seqK, kvHeads, dim int, list ...partition.Tile) Flash {
+	queries := func(t tensor.DType) View { return tensor.NewMeter().Alloc(t, 1, seqQ, 4*kvHeads, dim) }
+	keys := func(t tensor.DType) View { return tensor.NewMeter().Alloc(t, 1, seqK, kvHeads, dim) }
+	return Flash{Tiles: list, Tensors: Tensors{
+		Q: queries(tensor.BF16), K: keys(tensor.BF16), V: keys(tensor.BF16), DO: queries(tensor.BF16),
+		O: queries(tensor.F32), DQ: queries(tensor.F32), DK: keys(tensor.F32), DV: keys(tensor.F32),
+	}}
 }
 
 // TestHasOrder checks for which tiles blocks of keys can add in the order of their queries.
 func TestHasOrder(t *testing.T) {
 	s, _ := source.HopperShapeFor(128, 128)
-	tile := func(keys, queries partition.Range) partition.Tile {
-		return partition.Tile{
-			Q:    queries,
-			K:    keys,
-			Band: partition.Band{Lo: -partition.Unbounded, Hi: partition.Unbounded},
-		}
-	}
-	r := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
 	for _, c := range []struct {
 		name  string
-		tiles []partition.Tile
+		tiles tiles
 		want  bool
 	}{
 		{"none", nil, true},
-		{"one", []partition.Tile{tile(r(0, 500), r(0, 500))}, true},
-		{"documents that share blocks", []partition.Tile{tile(r(0, 100), r(0, 100)), tile(r(100, 130), r(100, 130)),
-			tile(r(130, 500), r(130, 500))}, true},
-		{"the same queries, other blocks", []partition.Tile{tile(r(0, 128), r(0, 500)), tile(r(128, 256), r(0, 500))}, true},
-		{"the same queries and a block", []partition.Tile{tile(r(0, 100), r(0, 500)), tile(r(100, 256), r(0, 500))}, false},
-		{"back, in a block", []partition.Tile{tile(r(0, 100), r(250, 500)), tile(r(100, 256), r(0, 250))}, false},
-		{"back, in another block", []partition.Tile{tile(r(0, 128), r(250, 500)), tile(r(128, 256), r(0, 250))}, true},
-		{"queries one after the other", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(0, 256), r(0, 250))}, true},
-		{"behind a short tile", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(130, 140), r(500, 510)),
-			tile(r(150, 256), r(0, 200))}, false},
+		{"one", tiles{doc(0, 500, full)}, true},
+		{"documents that share blocks", tiles{doc(0, 100, full), doc(100, 130, full), doc(130, 500, full)}, true},
+		{"the same queries, other blocks", tiles{tile(0, 500, 0, 128, full), tile(0, 500, 128, 256, full)}, true},
+		{"the same queries and a block", tiles{tile(0, 500, 0, 100, full), tile(0, 500, 100, 256, full)}, false},
+		{"back, in a block", tiles{tile(250, 500, 0, 100, full), tile(0, 250, 100, 256, full)}, false},
+		{"back, in another block", tiles{tile(250, 500, 0, 128, full), tile(0, 250, 128, 256, full)}, true},
+		{"queries one after the other", tiles{tile(250, 500, 0, 256, full), tile(0, 250, 0, 256, full)}, true},
+		{"behind a short tile", tiles{tile(250, 500, 0, 256, full), tile(500, 510, 130, 140, full),
+			tile(0, 200, 150, 256, full)}, false},
 	} {
-		f := Flash{
-			Tiles:   c.tiles,
-			Tensors: Tensors{Q: tensor.New(tensor.F32, 1, 512, 4, 8), K: tensor.New(tensor.F32, 1, 512, 2, 8)},
-		}
+		f := flashOf(512, 512, 1, 8, c.tiles...)
 		if got := f.HasOrder(s); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
@@ -217,24 +62,21 @@ func TestHasOrder(t *testing.T) {
 
 // TestWalks lists which deterministic calls go over all heads at each step.
 func TestWalks(t *testing.T) {
-	all, half := partition.Range{Hi: 4096}, partition.Range{Lo: 2048, Hi: 4096}
 	window := partition.Band{Lo: -1000}
 	for _, c := range []struct {
 		name        string
 		dim         int
-		tiles       []partition.Tile
+		tiles       tiles
 		folds, walk bool
 	}{
-		{"causal", 128, []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: -partition.Unbounded}}}, true, true},
-		{"no mask", 128, []partition.Tile{{Q: all, K: all, Band: partition.Full()}}, false, true},
-		{"window", 128, []partition.Tile{{Q: all, K: all, Band: window}}, false, false},
-		{"window of head dim 64", 64, []partition.Tile{{Q: all, K: all, Band: window}}, false, true},
-		{"two windows", 128, []partition.Tile{{Q: all, K: partition.Range{Hi: 2048}, Band: window},
-			{Q: all, K: half, Band: window}}, false, true},
+		{"causal", 128, tiles{doc(0, 4096, causal)}, true, true},
+		{"no mask", 128, tiles{doc(0, 4096, full)}, false, true},
+		{"window", 128, tiles{doc(0, 4096, window)}, false, false},
+		{"window of head dim 64", 64, tiles{doc(0, 4096, window)}, false, true},
+		{"two windows", 128, tiles{tile(0, 4096, 0, 2048, window), tile(0, 4096, 2048, 4096, window)}, false, true},
 	} {
 		s, _ := source.HopperShapeFor(c.dim, c.dim)
-		like := func(heads int) View { return tensor.New(tensor.BF16, 1, all.Hi, heads, c.dim) }
-		f := Flash{Tiles: c.tiles, Tensors: Tensors{Q: like(8), K: like(2)}}
+		f := flashOf(4096, 4096, 2, c.dim, c.tiles...)
 		if o := f.orderOf(s, 132); o.fold > 0 != c.folds || o.beside > 0 != c.walk {
 			t.Errorf("%s: %+v, want fold %t, all heads at each step %t", c.name, o, c.folds, c.walk)
 		}
@@ -244,42 +86,219 @@ func TestWalks(t *testing.T) {
 // TestBanded checks which tiles let a block wait for the block before it in the rows of that block alone.
 func TestBanded(t *testing.T) {
 	shape, _ := source.HopperShapeFor(128, 128) // blocks of 128 keys
-	causal, full := partition.Band{Lo: -partition.Unbounded}, partition.Full()
-	tile := func(klo, khi, qlo, qhi int, band partition.Band) partition.Tile {
-		return partition.Tile{Q: partition.Range{Lo: qlo, Hi: qhi}, K: partition.Range{Lo: klo, Hi: khi}, Band: band}
-	}
+	window := partition.Band{Lo: -99}
 	for _, c := range []struct {
 		name  string
-		tiles []partition.Tile
+		tiles tiles
 		want  bool
 	}{
-		{"causal", []partition.Tile{tile(0, 512, 0, 512, causal)}, true},
-		{"a window", []partition.Tile{tile(0, 512, 0, 512, partition.Band{Lo: -99})}, true},
-		{"no mask", []partition.Tile{tile(0, 512, 0, 512, full)}, true},
-		{"documents", []partition.Tile{tile(0, 70, 0, 70, causal), tile(70, 100, 70, 100, causal),
-			tile(100, 512, 100, 512, causal)}, true},
-		{"two windows", []partition.Tile{tile(0, 256, 0, 256, partition.Band{Lo: -99}),
-			tile(256, 512, 256, 512, partition.Band{Lo: -99})}, true},
-		{"keys of another rank before its own", []partition.Tile{tile(0, 256, 0, 256, full),
-			tile(256, 512, 0, 256, partition.Band{Lo: -partition.Unbounded, Hi: 256})}, true},
-		{"a document in two parts", []partition.Tile{tile(0, 128, 0, 128, causal), tile(0, 128, 256, 384, full),
-			tile(128, 256, 128, 256, causal), tile(256, 384, 256, 384, causal)}, false},
-		{"later keys see earlier queries", []partition.Tile{tile(0, 128, 0, 256, full), tile(128, 256, 256, 512, full),
-			tile(256, 384, 0, 256, full)}, false},
-		{"the block before sees fewer queries", []partition.Tile{tile(0, 128, 0, 256, full),
-			tile(128, 256, 0, 128, full), tile(256, 384, 0, 256, full)}, false},
-		{"the block before sees queries around", []partition.Tile{tile(0, 128, 0, 384, full),
-			tile(128, 256, 0, 128, full), tile(128, 256, 256, 384, full), tile(256, 384, 128, 256, full)}, false},
-		{"later keys see more of earlier queries", []partition.Tile{tile(0, 128, 0, 256, full),
-			tile(128, 256, 128, 256, full), tile(256, 384, 0, 256, full)}, false},
+		{"causal", tiles{doc(0, 512, causal)}, true},
+		{"a window", tiles{doc(0, 512, window)}, true},
+		{"no mask", tiles{doc(0, 512, full)}, true},
+		{"documents", tiles{doc(0, 70, causal), doc(70, 100, causal), doc(100, 512, causal)}, true},
+		{"two windows", tiles{doc(0, 256, window), doc(256, 512, window)}, true},
+		{"keys of another rank before its own", tiles{tile(0, 256, 0, 256, full),
+			tile(0, 256, 256, 512, partition.Band{Lo: -partition.Unbounded, Hi: 256})}, true},
+		{"a document in two parts", tiles{doc(0, 128, causal), tile(256, 384, 0, 128, full), doc(128, 256, causal),
+			doc(256, 384, causal)}, false},
+		{"later keys see earlier queries", tiles{tile(0, 256, 0, 128, full), tile(256, 512, 128, 256, full),
+			tile(0, 256, 256, 384, full)}, false},
+		{"the block before sees fewer queries", tiles{tile(0, 256, 0, 128, full), tile(0, 128, 128, 256, full),
+			tile(0, 256, 256, 384, full)}, false},
+		{"the block before sees queries around", tiles{tile(0, 384, 0, 128, full), tile(0, 128, 128, 256, full),
+			tile(256, 384, 128, 256, full), tile(128, 256, 256, 384, full)}, false},
+		{"later keys see more of earlier queries", tiles{tile(0, 256, 0, 128, full), tile(128, 256, 128, 256, full),
+			tile(0, 256, 256, 384, full)}, false},
 	} {
-		like := func(t tensor.DType) View { return tensor.New(t, 1, 512, 1, 128) }
-		f := Flash{Tiles: c.tiles, Tensors: Tensors{
-			Q: like(tensor.BF16), K: like(tensor.BF16), V: like(tensor.BF16), DO: like(tensor.BF16),
-			DQ: like(tensor.F32), DK: like(tensor.F32), DV: like(tensor.F32),
-		}}
+		f := flashOf(512, 512, 1, 128, c.tiles...)
 		if got := f.HopperOrdered(shape, SMs{132, 132}, partition.Range{}).Params.Banded == 1; got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
+	}
+}
+
+// TestLongestFirst checks that blocks with more steps come first, and that the result is nil if that is the default
+// order.
+func TestLongestFirst(t *testing.T) {
+	for _, c := range []struct {
+		tiles tiles
+		want  string
+	}{
+		{tiles{doc(0, 512, causal)}, "[]"},
+		{tiles{doc(0, 384, causal), doc(384, 512, causal)}, "[2 1 3 0]"},
+		{tiles{doc(0, 128, causal), doc(128, 256, causal), doc(256, 384, causal), doc(384, 512, causal)}, "[]"},
+		{tiles{doc(256, 512, causal)}, "[]"},
+		{tiles{doc(0, 256, causal)}, "[1 0 3 2]"},
+	} {
+		if got := fmt.Sprint(longestFirst(stepsOf(ownTiles(c.tiles, false), 4, 128, 64), true)); got != c.want {
+			t.Errorf("%v: %s, want %s", c.tiles, got, c.want)
+		}
+	}
+}
+
+// TestShortLast checks the number of the shortest blocks of all heads that come last.
+func TestShortLast(t *testing.T) {
+	for _, c := range []struct {
+		steps            []int
+		heads, sms, most int
+		want             int
+	}{
+		{[]int{8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 8, 3},    // 2 (1 + 2 + 3) are one and a half times 4, on 2 SMs
+		{[]int{1, 5, 0, 3, 0, 8}, 2, 2, 8, 3},          // 2 (1 + 3 + 5) are more than 2 times 8; 0 is no block
+		{[]int{8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 2, 2},    // none with more than 2 steps
+		{[]int{8, 8, 8, 8}, 1, 132, 8, 4},              // fewer blocks than SMs
+		{[]int{8, 8, 8, 8}, 8, 132, 7, 0},              // all have more than 7 steps
+		{[]int{66, 66, 66, 50, 30, 10}, 100, 1, 99, 1}, // one is enough
+	} {
+		if got := shortLast(c.steps, c.heads, c.sms, c.most); got != c.want {
+			t.Errorf("%v: %d, want %d", c, got, c.want)
+		}
+	}
+}
+
+// TestSections checks that launches divide the keys, evenly, where queries see many of them.
+func TestSections(t *testing.T) {
+	for _, c := range []struct {
+		q, k  int
+		tiles tiles
+		want  []int // keys of the launches
+	}{
+		{400, 400, tiles{doc(0, 400, causal)}, []int{100, 100, 100, 100}},
+		{400, 150, tiles{tile(0, 400, 0, 150, full)}, []int{75, 75}},
+		{400, 100, tiles{tile(0, 400, 0, 100, full)}, []int{100}},
+		{400, 400, tiles{doc(0, 400, partition.Band{Lo: -99})}, []int{400}},
+		{100, 400, tiles{tile(0, 50, 0, 90, full), tile(50, 100, 210, 400, full)}, []int{90, 90, 100}},
+	} {
+		f := flashOf(c.q, c.k, 1, 8, c.tiles...)
+		var got []int
+		pairs, end := 0, 0
+		for _, tiles := range f.Sections(100) {
+			var keys partition.Range
+			for _, x := range tiles {
+				keys = keys.Hull(x.K)
+			}
+			if keys.Lo < end {
+				t.Errorf("%v: keys %v after %d", c, keys, end)
+			}
+			got, end = append(got, keys.Len()), keys.Hi
+			pairs += partition.Pairs(tiles)
+		}
+		if !slices.Equal(got, c.want) || pairs != partition.Pairs(c.tiles) {
+			t.Errorf("%v: keys %v, %d pairs", c, got, pairs)
+		}
+	}
+}
+
+// TestFold checks the number of blocks of keys that run from the shortest to the longest, and the number of concurrent
+// heads.
+func TestFold(t *testing.T) {
+	for _, c := range []struct{ blocks, heads, sms, fold, beside int }{
+		{128, 8, 132, 64, 2}, {256, 8, 132, 128, 1}, {512, 8, 132, 128, 1}, {64, 8, 132, 32, 4}, {1, 1, 132, 1, 1},
+		{6, 3, 4, 3, 1}, {100000, 8, 132, 132, 1},
+	} {
+		if fold, beside := fold(c.blocks, c.heads, c.sms); fold != c.fold || beside != c.beside {
+			t.Errorf("%d blocks of %d heads, %d SMs: %d and %d, want %d and %d", c.blocks, c.heads, c.sms, fold, beside,
+				c.fold, c.beside)
+		}
+	}
+}
+
+// TestHopperSweeps checks which calls fold, with 8 KV heads on 132 SMs.
+func TestHopperSweeps(t *testing.T) {
+	s, _ := source.HopperShapeFor(128, 128)
+	for _, c := range []struct {
+		first, queries int // of the keys; the keys of the other queries come before
+		beside         int
+	}{
+		{0, 4096, 8}, {0, 8192, 4}, {0, 16384, 2}, {0, 32768, 1},
+		{0, 65536, 0},    // half of a head's blocks do not run at once
+		{0, 11264, 0},    // three heads beside one another leave two
+		{0, 14336, 0},    // 112 of 132 SMs
+		{4096, 12288, 0}, // the blocks of earlier keys see all queries
+	} {
+		end := c.first + c.queries
+		f := flashOf(end, end, 8, 128, tile(c.first, end, 0, end, causal))
+		if o := f.sweeps(s, 132); o.beside != c.beside {
+			t.Errorf("keys from %d, %d queries: %d heads beside one another, want %d", c.first, c.queries, o.beside, c.beside)
+		}
+	}
+}
+
+// TestHopperDocuments checks which calls go over all heads at each step, and in which order of blocks.
+func TestHopperDocuments(t *testing.T) {
+	const sms = 5
+	s, _ := source.HopperShapeFor(128, 128)
+	window := partition.Band{Lo: -100}
+	for _, c := range []struct {
+		name   string
+		beside int32
+		order  []int32 // nil: ascending
+		tiles  tiles
+	}{
+		{"one document, whose blocks do not fill the SMs", 0, nil, tiles{doc(0, 640, causal)}},
+		{"documents, the longest last", 1, []int32{2, 3, 4, 5, 0, 1}, tiles{doc(0, 256, causal), doc(256, 768, causal)}},
+		{"of equal length, one after another", 1, nil, tiles{doc(0, 384, causal), doc(384, 768, causal)}},
+		{"a block with parts of two", 1, []int32{1, 2, 3, 0}, tiles{doc(0, 192, causal), doc(192, 512, causal)}},
+		{"the later part of one, whose first keys another rank has", 1, []int32{0, 1, 2, 4, 5, 6},
+			tiles{doc(0, 384, causal), tile(384, 640, 512, 640, full),
+				tile(384, 640, 640, 896, partition.Band{Lo: -partition.Unbounded, Hi: 256})}},
+		{"more blocks than run at once", 0, []int32{2, 3, 4, 5, 0, 6, 1, 7},
+			tiles{doc(0, 256, causal), doc(256, 1024, causal)}},
+		{"windows", 0, []int32{0, 1, 2, 4, 5, 6, 3, 7}, tiles{doc(0, 512, window), doc(512, 1024, window)}},
+		{"no causal mask", 0, nil, tiles{doc(0, 256, full), doc(256, 512, full)}},
+	} {
+		rows := 0
+		for _, x := range c.tiles {
+			rows = max(rows, x.Q.Hi, x.K.Hi)
+		}
+		f := flashOf(rows, rows, 8, 128, c.tiles...)
+		l := f.HopperBackward(s, SMs{sms, sms}, partition.Range{})
+		if l.Params.Beside != c.beside || !slices.Equal(l.Lists.Order, c.order) {
+			t.Errorf("%s: beside %d, order %v; want %d, %v", c.name, l.Params.Beside, l.Lists.Order, c.beside, c.order)
+		}
+	}
+}
+
+// TestGates checks the gates for which blocks wait, and that blocks of queries with gates come last.
+func TestGates(t *testing.T) {
+	s, _ := source.HopperShapeFor(128, 128)
+	a, b := tensor.Gate{Word: 1 << 40, Count: 5}, tensor.Gate{Word: 1<<40 + 8, Count: 7}
+	f := flashOf(512, 1024, 2, 128, tile(0, 256, 0, 300, full), tile(256, 384, 300, 640, full),
+		tile(384, 512, 640, 1024, partition.Band{Lo: -partition.Unbounded, Hi: 256})) // aligned to both ends: 512
+	f.Gates = []attention.Gate{{Rows: span(300, 310), Gate: a}, {Rows: span(310, 400), Gate: b},
+		{Rows: span(640, 700), Gate: a}}
+	forward, ok := f.HopperForward(s, View{}, true, false)
+	if !ok {
+		t.Fatal("nothing to do")
+	}
+	gates := []source.HopperGate{
+		{At: [2]uint32{0, 256}, Count: [2]uint32{5, 0}},
+		{At: [2]uint32{8, 256}, Count: [2]uint32{7, 0}},
+	}
+	if l := forward.Lists; !slices.Equal(l.Needs, []uint32{0, 0, 3, 1}) || !slices.Equal(l.Gates, gates) ||
+		forward.Params.Early != 2 {
+		t.Errorf("forward: needs %v of %v, %d early", l.Needs, l.Gates, forward.Params.Early)
+	}
+	for i, block := range forward.Lists.Order {
+		if late := forward.Lists.Needs[block] != 0; late != (i >= int(forward.Params.Early)) {
+			t.Errorf("forward: blocks come in the order %v", forward.Lists.Order)
+		}
+	}
+	backward := f.HopperBackward(s, SMs{132, 132}, partition.Range{})
+	if l := backward.Lists; !slices.Equal(l.Needs, []uint32{0, 0, 3, 2, 0, 1, 0, 0}) || !slices.Equal(l.Gates, gates) {
+		t.Errorf("backward: needs %v of %v", l.Needs, l.Gates)
+	}
+	// Blocks also wait for keys in their last step that no query sees, since the values must not be NaN.
+	f.Tiles = tiles{tile(0, 128, 0, 1024, partition.Band{Lo: -partition.Unbounded, Hi: 10})}
+	f.Gates = []attention.Gate{{Rows: span(170, 180), Gate: a}}
+	if forward, _ = f.HopperForward(s, View{}, true, false); forward.Lists.Needs[0] != 1 {
+		t.Error("values that the last step brings may not be there yet")
+	}
+	for i := range 40 {
+		f.Gates = append(f.Gates, attention.Gate{Rows: span(i, i+1), Gate: tensor.Gate{Word: uint64(i)}})
+	}
+	if within, before := HopperWaits(f.Gates); len(within) != source.HopperGates ||
+		len(before) != 41-source.HopperGates {
+		t.Errorf("of 41 gates %d are waited for in the kernel, and %d before", len(within), len(before))
 	}
 }

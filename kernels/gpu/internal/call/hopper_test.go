@@ -24,12 +24,7 @@ type tensorMap struct {
 // mapOf returns the map of a view, for boxes of 128 bytes by rows rows.
 func (h *host) mapOf(v View, rows int) tensorMap {
 	size := v.DType().Size()
-	m := tensorMap{
-		At:          v.Addr(),
-		Box:         [2]uint64{uint64(128 / size), uint64(rows)},
-		Size:        uint64(size),
-		Permutation: 128,
-	}
+	m := tensorMap{At: v.Addr(), Box: [2]uint64{uint64(128 / size), uint64(rows)}, Size: uint64(size), Permutation: 128}
 	for i, a := range []tensor.Axis{tensor.Dim, tensor.Seq, tensor.Heads, tensor.Batch} {
 		m.Extents[i] = uint64(v.Len(a))
 		if i > 0 {
@@ -111,71 +106,35 @@ type product struct {
 }
 
 func (p product) String() string {
-	return fmt.Sprintf(
-		"64 by %d over %d, bfloat %t, turned round %t and %t, A in registers %t",
-		p.n,
-		p.k,
-		p.bfloat,
-		p.transA,
-		p.transB,
-		p.registers,
-	)
-}
-
-func bit(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
+	return fmt.Sprintf("64 by %d over %d, bfloat %t, turned round %t and %t, A in registers %t", p.n, p.k, p.bfloat,
+		p.transA, p.transB, p.registers)
 }
 
 // TestProductsOnHost compares the host's copies and products of Hopper with plain sums.
 func TestProductsOnHost(t *testing.T) {
 	h := newHost(t)
-	list := []product{
-		{
-			n: 64,
-			k: 64,
-		}, {n: 128, k: 128, transB: true}, {n: 96, k: 96, bfloat: true}, {n: 96, k: 32, transB: true},
-		{n: 24, k: 128, transA: true, bfloat: true},
-		{n: 256, k: 64, bfloat: true, transB: true},
+	for i, p := range []product{
+		{n: 64, k: 64}, {n: 128, k: 128, transB: true}, {n: 96, k: 96, bfloat: true}, {n: 96, k: 32, transB: true},
+		{n: 24, k: 128, transA: true, bfloat: true}, {n: 256, k: 64, bfloat: true, transB: true},
 		{n: 64, k: 128, transA: true}, {n: 176, k: 48, transA: true, transB: true, bfloat: true},
 		{n: 128, k: 64, registers: true}, {n: 192, k: 128, registers: true, transB: true, bfloat: true},
-	}
-	for _, p := range list {
+	} {
 		t.Run(p.String(), func(t *testing.T) {
 			h.t, h.used = t, 0
 			for range 2 { // in both orders of threads
-				p.run(h)
+				p.run(h, fmt.Sprintf("products_%d", i))
 			}
 		})
 	}
 }
 
-func (p product) run(h *host) {
+func (p product) run(h *host, name string) {
 	kind, dtype := "fp16_t", tensor.F16
 	if p.bfloat {
 		kind, dtype = "bf16_t", tensor.BF16
 	}
-	name := fmt.Sprintf(
-		"products_%d_%d_%d%d%d%d",
-		p.n,
-		p.k,
-		bit(p.bfloat),
-		bit(p.transA),
-		bit(p.transB),
-		bit(p.registers),
-	)
-	_, err := h.compiler.text(
-		name,
-		[]byte(products),
-		"TYPE="+kind,
-		fmt.Sprint("WIDTH=", p.n),
-		fmt.Sprint("DEPTH=", p.k),
-		fmt.Sprint("TURN_A=", p.transA),
-		fmt.Sprint("TURN_B=", p.transB),
-		fmt.Sprint("REGISTERS=", bit(p.registers)),
-	)
+	_, err := h.compiler.text(name, []byte(products), "TYPE="+kind, fmt.Sprint("WIDTH=", p.n), fmt.Sprint("DEPTH=", p.k),
+		fmt.Sprint("TURN_A=", p.transA), fmt.Sprint("TURN_B=", p.transB), fmt.Sprint("REGISTERS=", p.registers))
 	ok(h.t, err)
 	// The last rows and columns of the matrices are outside of the tensors.
 	const heads, batch = 3, 2

@@ -32,17 +32,13 @@ func TestTurnsOnHost(t *testing.T) {
 		if c.lo == 0 {
 			bounds, band.Lo = []int{0, 70, 100, 300, c.seq}, -partition.Unbounded
 		}
-		var tiles []partition.Tile
+		var list tiles
 		for i, end := range bounds[1:] {
-			doc := partition.Range{Lo: bounds[i], Hi: end}
-			tiles = append(tiles, partition.Tile{Q: doc, K: doc, Band: band})
+			list = append(list, doc(bounds[i], end, band))
 		}
-		k := &hostFlash{h, true, large}
-		rig := k.rig()
-		rig.Kernel = hostHopper{hostFlash: k, sms: c.sms}
-		attentiontest.Check(t, rig, attentiontest.Case{
+		attentiontest.Check(t, h.hopper(true, hostHopper{sms: c.sms}), attentiontest.Case{
 			Batch: 1, Heads: heads * c.group, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq,
-			Softmax: attention.Softmax{Scale: 0.125}, Tiles: tiles,
+			Softmax: attention.Softmax{Scale: 0.125}, Tiles: list,
 		}, tensor.BF16)
 	}
 }

@@ -83,30 +83,11 @@ func (h *host) alloc(bytes int64) (*tensor.Host, error) {
 
 // launch runs a flash kernel.
 func (h *host) launch(l Launch) error {
-	if l.Tiles != nil {
-		words := Words(l.Tiles)
-		m, err := h.alloc(int64(4 * len(words)))
-		if err != nil {
-			return err
-		}
-		copy(unsafe.Slice((*uint32)(m.Ptr()), len(words)), words)
-		l.Params.Tiles = uint64(uintptr(m.Ptr()))
+	err := h.complete(&l.Params, HopperLists{Tiles: l.Tiles}, nil, nil, nil)
+	if err != nil {
+		return err
 	}
-	p := &l.Params
-	h.move(
-		&p.Q.At,
-		&p.K.At,
-		&p.V.At,
-		&p.Dout.At,
-		&p.O.At,
-		&p.LSE.At,
-		&p.Delta.At,
-		&p.DQ.At,
-		&p.DK.At,
-		&p.DV.At,
-		&p.Tiles,
-	)
-	return h.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, arguments{FlashParams: *p})
+	return h.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, arguments{FlashParams: l.Params})
 }
 
 // arguments holds the largest struct argument of a kernel. A function finds a smaller struct, passed by value, at its

@@ -69,9 +69,14 @@ func (f *hostForward) Block(b attention.Block) error {
 	if err := attention.CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
 		return err
 	}
-	c := Flash{Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE}, Softmax: f.p, Tiles: b.Tiles}
+	c := f.call(b)
 	c.Shape = f.k.shapeFor(f.q.DType(), f.q.Len(tensor.Dim), b.V.Len(tensor.Dim), source.FlashShape.ForwardShared)
 	return f.k.run(c.Forward())
+}
+
+// call returns the call of a block.
+func (f *hostForward) call(b attention.Block) Flash {
+	return Flash{Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE}, Softmax: f.p, Tiles: b.Tiles}
 }
 
 func (f *hostForward) End() error {
@@ -111,25 +116,23 @@ func (f *hostBackward) Block(b attention.GradBlock) error {
 	if err := attention.CheckGradBlock(f.do, f.q, b, f.p); err != nil {
 		return err
 	}
+	clearFresh(b)
+	c := f.call(b)
+	c.Shape = f.k.shapeFor(f.q.DType(), f.q.Len(tensor.Dim), b.V.Len(tensor.Dim), f.k.backwardNeeds)
+	return f.k.run(c.Backward(f.k.deterministic))
+}
+
+// call returns the call of a block.
+func (f *hostBackward) call(b attention.GradBlock) Flash {
+	return Flash{Softmax: f.p, Tiles: b.Tiles, Tensors: Tensors{Q: f.q, K: b.K, V: b.V, DO: f.do, LSE: f.s.LSE,
+		Delta: f.s.Delta, DQ: f.dq, DK: b.DK, DV: b.DV}}
+}
+
+// clearFresh sets the gradients of fresh keys to 0.
+func clearFresh(b attention.GradBlock) {
 	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
 	clear32(fresh.DK)
 	clear32(fresh.DV)
-	c := Flash{
-		Tensors: Tensors{
-			Q:     f.q,
-			K:     b.K,
-			V:     b.V,
-			DO:    f.do,
-			LSE:   f.s.LSE,
-			Delta: f.s.Delta,
-			DQ:    f.dq,
-			DK:    b.DK,
-			DV:    b.DV,
-		},
-		Softmax: f.p, Tiles: b.Tiles,
-	}
-	c.Shape = f.k.shapeFor(f.q.DType(), f.q.Len(tensor.Dim), b.V.Len(tensor.Dim), f.k.backwardNeeds)
-	return f.k.run(c.Backward(f.k.deterministic))
 }
 
 func (f *hostBackward) End() error { return nil }

@@ -5,7 +5,6 @@ package call
 import (
 	"math"
 	"testing"
-	"unsafe"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/attentiontest"
@@ -21,15 +20,14 @@ func (k *hostReference) run(launches []ReferenceLaunch) error {
 	h := k.flash.host
 	for i := range launches {
 		l := &launches[i]
-		m, err := h.alloc(int64(4 * len(l.Lists)))
+		lists, err := h.words(l.Lists)
 		if err != nil {
 			return err
 		}
-		copy(unsafe.Slice((*uint32)(m.Ptr()), len(l.Lists)), l.Lists)
-		l.At(uint64(uintptr(m.Ptr())))
 		p := &l.Params
 		h.move(&p.Q.At, &p.K.At, &p.V.At, &p.Dout.At, &p.O.At, &p.LSE.At, &p.Delta.At, &p.DQ.At, &p.DK.At, &p.DV.At,
-			&p.Bias.At, &p.Dbias.At, &p.Largest.At, &p.Tiles, &p.Rows, &p.Columns, &p.Slopes)
+			&p.Bias.At, &p.Dbias.At, &p.Largest.At, &p.Slopes)
+		l.At(lists)
 		if err := h.start(l.Program, l.Kernel, l.Grid, l.Block, 0, argumentsOf(p)); err != nil {
 			return err
 		}
@@ -44,12 +42,8 @@ func plain(p attention.Softmax) attention.Softmax {
 }
 
 // Forward begins a forward pass.
-func (k *hostReference) Forward(
-	o View,
-	acc attention.Partial,
-	q View,
-	p attention.Softmax,
-) (attention.ForwardPass, error) {
+func (k *hostReference) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass,
+	error) {
 	if err := attention.CheckForward(o, acc, q, p); err != nil {
 		return nil, err
 	}
@@ -73,12 +67,7 @@ func (f *referenceForward) Block(b attention.Block) error {
 	if err := attention.CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
 		return err
 	}
-	c := Reference{
-		Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE},
-		Softmax: f.p,
-		Tiles:   b.Tiles,
-		Columns: b.Columns,
-	}
+	c := Reference{Tensors: f.call(b).Tensors, Softmax: f.p, Tiles: b.Tiles, Columns: b.Columns}
 	program, err := c.Program("forward")
 	if err != nil {
 		return err
@@ -87,11 +76,8 @@ func (f *referenceForward) Block(b attention.Block) error {
 }
 
 // Backward begins a backward pass.
-func (k *hostReference) Backward(
-	dq, do, q View,
-	s attention.Saved,
-	p attention.Softmax,
-) (attention.BackwardPass, error) {
+func (k *hostReference) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass,
+	error) {
 	if err := attention.CheckBackward(dq, do, q, s, p); err != nil {
 		return nil, err
 	}
@@ -115,23 +101,8 @@ func (f *referenceBackward) Block(b attention.GradBlock) error {
 	if err := attention.CheckGradBlock(f.do, f.q, b, f.p); err != nil {
 		return err
 	}
-	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
-	clear32(fresh.DK)
-	clear32(fresh.DV)
-	c := Reference{
-		Tensors: Tensors{
-			Q:     f.q,
-			K:     b.K,
-			V:     b.V,
-			DO:    f.do,
-			LSE:   f.s.LSE,
-			Delta: f.s.Delta,
-			DQ:    f.dq,
-			DK:    b.DK,
-			DV:    b.DV,
-		},
-		Softmax: f.p, Tiles: b.Tiles, Columns: b.Columns,
-	}
+	clearFresh(b)
+	c := Reference{Tensors: f.call(b).Tensors, Softmax: f.p, Tiles: b.Tiles, Columns: b.Columns}
 	program, err := c.Program("backward")
 	if err != nil {
 		return err
@@ -153,10 +124,7 @@ func TestReferenceOnHost(t *testing.T) {
 		case c.Scores != nil:
 			c.SeqQ, c.SeqK = 9, 14
 			if len(c.Tiles) > 0 {
-				r := partition.Range{Lo: 2, Hi: 9}
-				c.Tiles = []partition.Tile{
-					{Q: r, K: partition.Range{Lo: 1, Hi: 14}, Band: partition.Band{Lo: -partition.Unbounded, Hi: 3}},
-				}
+				c.Tiles = tiles{tile(2, 9, 1, 14, partition.Band{Lo: -partition.Unbounded, Hi: 3})}
 			}
 		case c.SeqQ*c.SeqK > 35:
 			continue
