@@ -73,7 +73,7 @@ func ulyssesGroups(t *testing.T, shape partition.Shape, inner, heads, kvHeads in
 // An all-gather of some heads at a time computes and returns the same as an all-gather of all heads.
 func TestSchedulesGatherHeadsInGroups(t *testing.T) {
 	rng := rand.New(rand.NewPCG(35, 36))
-	for range 150 {
+	for range Draws(150) {
 		shape := randomShape(rng)
 		kv := 1 + rng.IntN(5)
 		n := rng.IntN(kv + 2)
@@ -130,6 +130,9 @@ func TestGatheredRowsAreOneCall(t *testing.T) {
 			if len(s.Forward) != 8/inner {
 				t.Errorf("groups of %d: rank %d has %d hops", inner, s.Rank, len(s.Forward))
 			}
+			if n := len(s.KVBufs); n != min(8/inner, 3) { // two take turns
+				t.Errorf("groups of %d: rank %d has %d buffers of K and V", inner, s.Rank, n)
+			}
 			for _, h := range s.Forward {
 				if len(h.Tiles) != 1 {
 					t.Errorf("groups of %d: rank %d %s has %d tiles, want one", inner, s.Rank, h.Label, len(h.Tiles))
@@ -141,16 +144,26 @@ func TestGatheredRowsAreOneCall(t *testing.T) {
 
 func TestSpecsThatDoNotFitAreRefused(t *testing.T) {
 	shape := causalShape(32, 4, partition.Zigzag{}, -1)
-	for name, s := range map[string]Spec{
-		"groups of 3":    {Shape: shape, Heads: 4, KVHeads: 2, Inner: 3},
-		"groups of 0":    {Shape: shape, Heads: 4, KVHeads: 2},
-		"4 of q":         {Shape: shape, Heads: 4, KVHeads: 3, Inner: 2},
-		"0 of k and v":   {Shape: shape, Inner: 2},
-		"groups of -4":   {Shape: shape, Heads: 4, KVHeads: 2, Inner: -4},
-		"do not make up": {Shape: shape, Heads: 4, KVHeads: 2, Inner: 8},
+	masked := func(m partition.Mask) partition.Shape { s := shape; s.Mask = m; return s }
+	for _, c := range []struct {
+		algorithm string
+		spec      Spec
+		want      string // of the error
+	}{
+		{"hierarchical", Spec{Shape: shape, Heads: 4, KVHeads: 2, Inner: 3}, "groups of 3"},
+		{"hierarchical", Spec{Shape: shape, Heads: 4, KVHeads: 2}, "groups of 0"},
+		{"hierarchical", Spec{Shape: shape, Heads: 4, KVHeads: 3, Inner: 2}, "4 of q"},
+		{"hierarchical", Spec{Shape: shape, Inner: 2}, "0 of k and v"},
+		{"hierarchical", Spec{Shape: shape, Heads: 4, KVHeads: 2, Inner: -4}, "groups of -4"},
+		{"hierarchical", Spec{Shape: shape, Heads: 4, KVHeads: 2, Inner: 8}, "do not make up"},
+		{"allgather", Spec{Shape: shape, GatherHeads: 1}, "KVHeads"},
+		{"allgather", Spec{Shape: shape, Gather: "later"}, "Spec.Gather"},
+		{"ring", Spec{Shape: masked(partition.Mask{})}, "Mask.Band"},
+		{"ring", Spec{Shape: masked(partition.Mask{Docs: []int{12, 20}})}, "Mask.Band"},
+		{"spiral", Spec{Shape: shape}, "allgather"}, // it lists the choices
 	} {
-		if _, err := New("hierarchical", s, 0); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: New = %v", name, err)
+		if _, err := New(c.algorithm, c.spec, 0); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s, want %s: New = %v", c.algorithm, c.want, err)
 		}
 	}
 }
@@ -160,22 +173,19 @@ func TestSpecsThatDoNotFitAreRefused(t *testing.T) {
 func TestSchedulesCarryAHalo(t *testing.T) {
 	for _, window := range []int{1, 5, 15, 16, 40} {
 		shape := causalShape(128, 8, partition.Contiguous{}, window)
-		for name, all := range map[string][]*Schedule{
-			"halo": every(t, shape, (*Planner).allgather),
-		} {
-			simulate(t, name, shape, 2, 1, all)
-			for r, s := range all {
-				want := int64(0) // rows of this block in the windows of later ranks
-				for d := 1; r+d < 8; d++ {
-					want += int64(max(0, min(16, window-16*(d-1))))
-				}
-				if got, _ := s.Bytes(1, 1); got != want {
-					t.Errorf("%s: rank %d sends %d rows in a window of %d, want %d", name, r, got, window, want)
-				}
-				for i, h := range s.Forward {
-					if i > 0 && len(h.SendKV)+len(h.RecvKV) > 0 {
-						t.Errorf("%s: rank %d sends keys in %q", name, r, h.Label)
-					}
+		all := every(t, shape, (*Planner).allgather)
+		simulate(t, "halo", shape, 2, 1, all)
+		for r, s := range all {
+			want := int64(0) // rows of this block in the windows of later ranks
+			for d := 1; r+d < 8; d++ {
+				want += int64(max(0, min(16, window-16*(d-1))))
+			}
+			if got, _ := s.Bytes(1, 1); got != want {
+				t.Errorf("rank %d sends %d rows in a window of %d, want %d", r, got, window, want)
+			}
+			for i, h := range s.Forward {
+				if i > 0 && len(h.SendKV)+len(h.RecvKV) > 0 {
+					t.Errorf("rank %d sends keys in %q", r, h.Label)
 				}
 			}
 		}

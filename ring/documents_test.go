@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
@@ -37,16 +36,15 @@ func TestDocumentsEqualOneDevice(t *testing.T) {
 				t.Fatal(err)
 			}
 			for h, heads := range [][2]int{{2, 2}, {4, 2}, {3, 1}} {
-				p := problem{
-					q: random(rng, tensor.F64, 1, n, heads[0], 4), k: random(rng, tensor.F64, 1, n, heads[1], 4),
-					v: random(rng, tensor.F64, 1, n, heads[1], 3), do: random(rng, tensor.F64, 1, n, heads[0], 3),
-					softmax: attention.Softmax{Scale: 0.5},
-				}
-				p.shape = partition.Shape{SeqQ: n, SeqKV: n,
-					Layout: partition.Document{Docs: docs, Bands: []partition.Band{mask.Band}}, Mask: mask}
+				p := newProblem(rng, tensor.F64, 1, partition.Shape{SeqQ: n, SeqKV: n, Mask: mask,
+					Layout: partition.Document{Docs: docs, Bands: []partition.Band{mask.Band}}}, heads, 4, 3)
 				want := whole(p)
-				for _, p.shape.Size = range [][]int{{1, 4}, {2, 6}, {3, 8}}[(turn+h)%3] {
-					for _, algorithm := range ring.Variants {
+				for s, size := range [][]int{{1, 4}, {2, 6}, {3, 8}}[(turn+h)%3] {
+					p.shape.Size = size
+					for k, algorithm := range ring.Variants {
+						if testing.Short() && (s+k+turn+n/5)%2 != 0 {
+							continue
+						}
 						what := fmt.Sprintf("documents %v, causal %t, window %d, heads %v, %s, %d ranks", docs,
 							c.causal, c.window, heads, algorithm, p.shape.Size)
 						compare(t, what, run(t, p, algorithm, onCPU), want, 1e-11)

@@ -112,11 +112,7 @@ func (h *holderBackward) Fold(f attention.Fold) error {
 func TestRingTellsAKernelWhatComesNext(t *testing.T) {
 	rng := rand.New(rand.NewPCG(13, 14))
 	eachStrategy(t, func(m maskCase, shape partition.Shape, algorithm string) {
-		p := problem{
-			q: random(rng, tensor.F64, 2, m.sq, 2, 8), k: random(rng, tensor.F64, 2, m.skv, 1, 8),
-			v: random(rng, tensor.F64, 2, m.skv, 1, 6), do: random(rng, tensor.F64, 2, m.sq, 2, 6),
-			shape: shape, softmax: attention.Softmax{Scale: 0.4},
-		}
+		p := newProblem(rng, tensor.F64, 2, shape, [2]int{2, 1}, 8, 6)
 		what := fmt.Sprintf("%s, %s, %s, %d ranks", m.name, algorithm, shape.Layout.Name(), shape.Size)
 		folding := func(s *tensor.HostStream) attention.Kernel { return holder{cpu.New(s), t} }
 		compare(t, what, run(t, p, algorithm, folding), run(t, p, algorithm, onCPU), 1e-13)

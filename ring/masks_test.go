@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/attentiontest"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
@@ -28,12 +27,8 @@ func TestRandomMasks(t *testing.T) {
 			layouts = append(layouts, partition.Document{Docs: d.Docs})
 		}
 		rng := rand.New(rand.NewPCG(seed, 24))
-		p := problem{
-			q: random(rng, tensor.F64, 2, d.SeqQ, 4, 5), k: random(rng, tensor.F64, 2, d.SeqKV, 2, 5),
-			v: random(rng, tensor.F64, 2, d.SeqKV, 2, 3), do: random(rng, tensor.F64, 2, d.SeqQ, 4, 3),
-			softmax: attention.Softmax{Scale: 0.4},
-		}
-		p.shape = partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Mask: d.Rows()}
+		rows := partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Mask: d.Rows()}
+		p := newProblem(rng, tensor.F64, 2, rows, [2]int{4, 2}, 5, 3)
 		want := whole(p)
 		p.shape.Mask = mask
 		p.shape.Size, p.shape.Layout = 1+int(seed%6), layouts[seed/6%uint64(len(layouts))]
@@ -53,12 +48,8 @@ func TestRandomMasksOnTheCPU(t *testing.T) {
 			t.Fatal(err)
 		}
 		rng := rand.New(rand.NewPCG(seed, 25))
-		p := problem{
-			q: random(rng, tensor.F32, 1, d.SeqQ, 2, 16), k: random(rng, tensor.F32, 1, d.SeqKV, 1, 16),
-			v: random(rng, tensor.F32, 1, d.SeqKV, 1, 16), do: random(rng, tensor.F32, 1, d.SeqQ, 2, 16),
-			softmax: attention.Softmax{Scale: 0.25},
-		}
-		p.shape = partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Mask: d.Rows()}
+		rows := partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Mask: d.Rows()}
+		p := newProblem(rng, tensor.F32, 1, rows, [2]int{2, 1}, 16, 16)
 		want := whole(p)
 		p.shape.Mask, p.shape.Size, p.shape.Layout = mask, 1+int(seed%4), partition.Zigzag{}
 		algorithm := ring.Variants[seed%uint64(len(ring.Variants))]

@@ -211,13 +211,8 @@ func (m maskCase) shapes(t *testing.T, size int) []partition.Shape {
 	if err != nil {
 		t.Fatal(err)
 	}
-	layouts := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{},
-		partition.Window{Rows: 9}}
-	if m.docs != nil {
-		layouts = append(layouts, partition.Document{Docs: m.docs}, partition.DocumentZigzag{Docs: m.docs})
-	}
 	var shapes []partition.Shape
-	for _, l := range layouts {
+	for _, l := range ring.Layouts(m.docs) {
 		shapes = append(shapes, partition.Shape{SeqQ: m.sq, SeqKV: m.skv, Size: size, Layout: l, Mask: mask})
 	}
 	return shapes
@@ -233,24 +228,22 @@ var (
 // random ranks, heads, groups and head dims.
 func TestRingEqualsOneDevice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
-	for _, m := range some(masks) {
-		for _, algorithm := range ring.Variants {
-			if *ring.Full {
-				m.allEqualOneDevice(t, rng, algorithm)
-				continue
-			}
-			p := m.problem(t, rng, conformanceHeads[rng.IntN(len(conformanceHeads))])
-			want := whole(p)
-			for layout := range m.shapes(t, 1) {
-				size := conformanceRanks[rng.IntN(len(conformanceRanks))]
-				p.shape, p.inner = m.shapes(t, size)[layout], 1+rng.IntN(size)
-				for size%p.inner != 0 {
-					p.inner = 1 + rng.IntN(size)
-				}
-				p.equalsOneDevice(t, m.name, algorithm, want)
-			}
+	eachMask(func(m maskCase, algorithm string, layouts []int) {
+		if *ring.Full {
+			m.allEqualOneDevice(t, rng, algorithm)
+			return
 		}
-	}
+		p := m.problem(t, rng, conformanceHeads[rng.IntN(len(conformanceHeads))])
+		want := whole(p)
+		for _, layout := range layouts {
+			size := conformanceRanks[rng.IntN(len(conformanceRanks))]
+			p.shape, p.inner = m.shapes(t, size)[layout], 1+rng.IntN(size)
+			for size%p.inner != 0 {
+				p.inner = 1 + rng.IntN(size)
+			}
+			p.equalsOneDevice(t, m.name, algorithm, want)
+		}
+	})
 }
 
 // allEqualOneDevice runs the mask with an algorithm in each layout with all ranks, groups and heads.
@@ -276,12 +269,17 @@ func (m maskCase) problem(t *testing.T, rng *rand.Rand, heads [2]int) problem {
 	t.Helper()
 	dim, dimV := 1+rng.IntN(12), 1+rng.IntN(12)
 	batch := 1 + rng.IntN(2) // rows of a batch of one are dense, and travel without a copy
+	p := newProblem(rng, tensor.F64, batch, m.shapes(t, 1)[0], heads, dim, dimV)
+	p.gather, p.softmax.Softcap = rng.IntN(heads[1]+1), float64(rng.IntN(2))*2
+	return p
+}
+
+// newProblem returns a problem of random numbers, with those heads of queries and of keys.
+func newProblem(rng *rand.Rand, t tensor.DType, batch int, s partition.Shape, heads [2]int, dim, dimV int) problem {
 	return problem{
-		q: random(rng, tensor.F64, batch, m.sq, heads[0], dim), k: random(rng, tensor.F64, batch, m.skv, heads[1], dim),
-		v:     random(rng, tensor.F64, batch, m.skv, heads[1], dimV),
-		do:    random(rng, tensor.F64, batch, m.sq, heads[0], dimV),
-		shape: m.shapes(t, 1)[0], gather: rng.IntN(heads[1] + 1),
-		softmax: attention.Softmax{Scale: 0.4, Softcap: float64(rng.IntN(2)) * 2},
+		q: random(rng, t, batch, s.SeqQ, heads[0], dim), k: random(rng, t, batch, s.SeqKV, heads[1], dim),
+		v: random(rng, t, batch, s.SeqKV, heads[1], dimV), do: random(rng, t, batch, s.SeqQ, heads[0], dimV),
+		shape: s, softmax: attention.Softmax{Scale: 0.4},
 	}
 }
 
@@ -293,43 +291,43 @@ func (p problem) equalsOneDevice(t *testing.T, mask, algorithm string, want resu
 	compare(t, what, run(t, p, algorithm, reference), want, 1e-11)
 }
 
-// some returns every third element under -short, for `make race`: the concurrency depends on the algorithm, not on the
-// numbers.
-func some[T any](all []T) []T {
-	if !testing.Short() {
-		return all
-	}
-	var out []T
-	for i := 1; i < len(all); i += 3 {
-		out = append(out, all[i])
-	}
-	return out
-}
-
-// eachStrategy calls f for each algorithm with each mask in each layout, over 3 and 4 ranks in turn, of which 3 divides
-// no number of heads; and over one rank, which has all rows in any layout.
-func eachStrategy(t *testing.T, f func(m maskCase, shape partition.Shape, algorithm string)) {
-	t.Helper()
-	for i, m := range some(masks) {
-		three, four := m.shapes(t, 3), m.shapes(t, 4)
+// eachMask calls f for each mask and algorithm, with the layouts to test, as indices of shapes: all, or with -short one,
+// so that each layout still meets each mask and each algorithm.
+func eachMask(f func(m maskCase, algorithm string, layouts []int)) {
+	for i, m := range masks {
 		for k, algorithm := range ring.Variants {
-			f(m, m.shapes(t, 1)[0], algorithm)
-			for layout := range three {
-				f(m, [][]partition.Shape{three, four}[(i+k+layout)%2][layout], algorithm)
+			var layouts []int
+			for l, n := 0, len(ring.Layouts(m.docs)); l < n; l++ {
+				if !testing.Short() || l == (i+k)%n {
+					layouts = append(layouts, l)
+				}
 			}
+			f(m, algorithm, layouts)
 		}
 	}
+}
+
+// eachStrategy calls f for eachMask, over 3 and 4 ranks in turn, of which 3 divides no number of heads; and for each
+// algorithm over one rank, which has all rows in any layout.
+func eachStrategy(t *testing.T, f func(m maskCase, shape partition.Shape, algorithm string)) {
+	t.Helper()
+	n := 0
+	eachMask(func(m maskCase, algorithm string, layouts []int) {
+		for _, layout := range layouts {
+			n++
+			f(m, m.shapes(t, 3+n/2%2)[layout], algorithm)
+		}
+		if !testing.Short() || m.name == masks[0].name {
+			f(m, m.shapes(t, 1)[0], algorithm)
+		}
+	})
 }
 
 // The same with the kernel that trains, in float32.
 func TestRingWithTheCPUKernel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 10))
 	eachStrategy(t, func(m maskCase, shape partition.Shape, algorithm string) {
-		p := problem{
-			q: random(rng, tensor.F32, 1, m.sq, 4, 16), k: random(rng, tensor.F32, 1, m.skv, 2, 16),
-			v: random(rng, tensor.F32, 1, m.skv, 2, 24), do: random(rng, tensor.F32, 1, m.sq, 4, 24),
-			shape: shape, softmax: attention.Softmax{Scale: 0.25},
-		}
+		p := newProblem(rng, tensor.F32, 1, shape, [2]int{4, 2}, 16, 24)
 		what := fmt.Sprintf("%s, %s, %s, %d ranks", m.name, algorithm, shape.Layout.Name(), shape.Size)
 		compare(t, what, run(t, p, algorithm, onCPU), whole(p), 1e-5)
 	})
@@ -338,22 +336,20 @@ func TestRingWithTheCPUKernel(t *testing.T) {
 // Keys of other ranks keep their positions: ALiBi on ranks equals ALiBi on one device.
 func TestSlopesEqualOneDevice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 16))
-	for _, m := range masks {
+	eachMask(func(m maskCase, algorithm string, layouts []int) {
 		p := m.problem(t, rng, [2]int{4, 2})
 		slopes := tensor.New(tensor.F64, 1, 1, 4, 1)
 		copy(tensor.Data[float64](slopes), []float64{0.5, 0.25, 0.125, 0.0625})
 		p.gather, p.softmax.Scores = 0, &attention.Scores{Slopes: slopes}
-		want := whole(p)
-		for _, shape := range m.shapes(t, 4) {
-			p.shape, p.inner = shape, 2
-			for _, algorithm := range ring.Variants {
-				if algorithm == "ulysses" {
-					p.inner = 4
-				}
-				p.equalsOneDevice(t, "slopes, "+m.name, algorithm, want)
-			}
+		if p.inner = 2; algorithm == "ulysses" {
+			p.inner = 4
 		}
-	}
+		want := whole(p)
+		for _, layout := range layouts {
+			p.shape = m.shapes(t, 4)[layout]
+			p.equalsOneDevice(t, "slopes, "+m.name, algorithm, want)
+		}
+	})
 }
 
 // precise notes the type of the O that a forward pass accumulates into.
@@ -395,11 +391,8 @@ func TestRingRepeatsBitForBit(t *testing.T) {
 	m := maskCase{"", true, -1, 61, 61, nil}
 	for _, shape := range m.shapes(t, 4) {
 		for _, algorithm := range ring.Variants {
-			p := problem{ // gradients of keys are the sums of three ranks
-				q: random(rng, tensor.F32, 1, 61, 6, 16), k: random(rng, tensor.F32, 1, 61, 2, 16),
-				v: random(rng, tensor.F32, 1, 61, 2, 16), do: random(rng, tensor.F32, 1, 61, 6, 16),
-				shape: shape, gather: 1, softmax: attention.Softmax{Scale: 0.25},
-			}
+			p := newProblem(rng, tensor.F32, 1, shape, [2]int{6, 2}, 16, 16) // gradients of keys are the sums of three ranks
+			p.gather = 1
 			compare(t, algorithm+" repeated", run(t, p, algorithm, onCPU), run(t, p, algorithm, onCPU), 0)
 		}
 	}
@@ -469,17 +462,20 @@ func TestFixtures(t *testing.T) {
 	if testing.Short() {
 		sizes = []int{4}
 	}
-	for _, file := range some(files) {
+	for i, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".safetensors")
 		p, want := fixture(t, file)
 		for _, size := range sizes {
-			for _, layout := range partition.Names {
+			for k, layout := range partition.Names {
 				docs := p.shape.Mask.Docs
 				if len(docs) == 0 {
 					docs = []int{p.shape.SeqQ}
 				}
 				p.shape.Layout, p.shape.Size = partition.LayoutName(layout).Layout(docs, p.shape.Mask.Band), size
-				for _, algorithm := range ring.Variants {
+				for n, algorithm := range ring.Variants {
+					if testing.Short() && (i+k+n)%len(files) != 0 { // each with one file
+						continue
+					}
 					if trades := algorithm == "ulysses" || algorithm == "hierarchical"; trades && layout != "zigzag" {
 						continue // the layouts are tried above
 					}
