@@ -336,8 +336,6 @@ type farBlock struct {
 	tiles []partition.Tile
 }
 
-func span(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
-
 func farTile(q, k partition.Range) []partition.Tile {
 	return []partition.Tile{{Q: q, K: k, Band: partition.Full()}}
 }
@@ -436,9 +434,8 @@ func (r *farRig) testAttention(t *testing.T) {
 	const most, queries, keys = 1<<31/4096 - farRows, 1<<31/4096 + farRows, 1<<31/1024 + farRows
 	reference, err := NewReference(r.stream, r.loader)
 	check(t, err)
-	fast, ordered, older, olderOrdered := r.newFlash(false), r.newFlash(true), r.newOlderFlash(false),
-		r.newOlderFlash(true)
-	compileFlash(t, [][2]int{usualDims}, fast, ordered, older, olderOrdered)
+	k := r.flashVariants(t, usualDims)
+	fast, ordered, older, olderOrdered := k.fast, k.ordered, k.older, k.olderOrdered
 	fused, err := NewFused(r.stream, r.loader, FusedOptions{Workspace: FusedWorkspace(FusedShape{Batch: 1,
 		SeqQ: most, SeqK: 2 * farRows, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128, Calls: 2, Training: true,
 		Packed: true})})

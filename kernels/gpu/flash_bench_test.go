@@ -4,7 +4,6 @@ package gpu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"testing"
@@ -42,18 +41,10 @@ func BenchmarkFlashMargin(b *testing.B) {
 func BenchmarkFlashSections(b *testing.B) {
 	for _, seq := range []int{1 << 17, 1 << 18} {
 		x := newFlashBench(b, tensor.BF16, seq, 128, 128)
-		whole := x.block()
-		whole.First, whole.Last = true, true
 		for _, keys := range []int{seq, 1 << 16, 1 << 15, 1 << 14} {
 			x.fast.section = keys
 			b.Run(fmt.Sprintf("seq=%d/keys=%d", seq, keys), func(b *testing.B) {
-				x.time(b, 2, 2, func() error {
-					pass, err := x.fast.Forward(x.o, x.acc, x.q, x.p)
-					if err != nil {
-						return err
-					}
-					return errors.Join(pass.Block(whole), pass.End())
-				})
+				x.time(b, 2, 2, x.whole(x.fast, false))
 			})
 		}
 	}
@@ -77,10 +68,8 @@ func benchmarkFlash(b *testing.B, dtype tensor.DType, seqs ...int) {
 		for _, seq := range seqs {
 			x := newFlashBench(b, dtype, seq, dim, dim)
 			x.run(b, fmt.Sprintf("dim=%d/seq=%d", dim, seq))
-			b.Run(
-				fmt.Sprintf("backward, small shapes/dim=%d/seq=%d", dim, seq),
-				func(b *testing.B) { x.time(b, 6, 4, x.backward(x.small)) },
-			)
+			small := fmt.Sprintf("backward, small shapes/dim=%d/seq=%d", dim, seq)
+			b.Run(small, func(b *testing.B) { x.time(b, 6, 4, x.backward(x.small)) })
 		}
 	}
 }
@@ -115,9 +104,7 @@ func newFlashBenchOf(b *testing.B, dtype tensor.DType, seq, qHeads, dim, dimV in
 	x := &flashBench{cudaRig: newCUDARig(b), p: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))}}
 	x.fast, x.ordered, x.small = x.newFlash(false), x.newFlash(true), x.newSmallFlash(false)
 	of := func(dtype tensor.DType, heads, dim int) View {
-		mem, err := x.loader.Device().Alloc(int64(seq * heads * dim * dtype.Size()))
-		check(b, err)
-		return tensor.Dense(mem, dtype, 0, [4]int{1, seq, heads, dim})
+		return place(b, x.loader.Device(), dtype, [4]int{1, seq, heads, dim})
 	}
 	// Random numbers, since zeros would draw less power. Repeated rows suffice.
 	random := func(heads, dim int) View {
@@ -129,29 +116,12 @@ func newFlashBenchOf(b *testing.B, dtype tensor.DType, seq, qHeads, dim, dimV in
 		}
 		return v
 	}
-	x.q, x.k, x.v, x.do, x.o = random(
-		qHeads,
-		dim,
-	), random(
-		8,
-		dim,
-	), random(
-		8,
-		dimV,
-	), random(
-		qHeads,
-		dimV,
-	), of(
-		dtype,
-		qHeads,
-		dimV,
-	)
+	x.q, x.k, x.v = random(qHeads, dim), random(8, dim), random(8, dimV)
+	x.do, x.o = random(qHeads, dimV), of(dtype, qHeads, dimV)
 	x.acc = attention.Partial{O: of(tensor.F32, qHeads, dimV), LSE: of(tensor.F32, qHeads, 1)}
 	x.delta = of(tensor.F32, qHeads, 1)
 	x.grads = attention.Grads{DQ: of(tensor.F32, qHeads, dim), DK: of(tensor.F32, 8, dim), DV: of(tensor.F32, 8, dimV)}
-	x.tiles = []partition.Tile{
-		{Q: partition.Range{Hi: seq}, K: partition.Range{Hi: seq}, Band: partition.Band{Lo: -partition.Unbounded}},
-	}
+	x.tiles = []partition.Tile{wholeTile(seq, causal)}
 	return x
 }
 
@@ -164,6 +134,10 @@ func (x *flashBench) run(b *testing.B, of string) {
 
 func (x *flashBench) block() attention.Block {
 	return attention.Block{K: x.k, V: x.v, Tiles: x.tiles}
+}
+
+func (x *flashBench) keyGrads() attention.KeyGrads {
+	return attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}
 }
 
 // forward queues a block of a forward pass, and backward a block of a backward pass after one.
@@ -180,17 +154,11 @@ func (x *flashBench) backward(k attention.Kernel) func() error {
 	check(x.t, forward.End())
 	pass, err := k.Backward(x.grads.DQ, x.do, x.q, attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: x.delta}, x.p)
 	check(x.t, err)
-	b := attention.GradBlock{Block: x.block(), KeyGrads: attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}}
-	check(
-		x.t,
-		pass.Block(
-			attention.GradBlock{
-				Block:    attention.Block{K: x.k, V: x.v},
-				KeyGrads: b.KeyGrads,
-				Fresh:    partition.Range{Hi: x.k.Len(tensor.Seq)},
-			},
-		),
-	)
+	b := attention.GradBlock{Block: attention.Block{K: x.k, V: x.v}, KeyGrads: x.keyGrads()}
+	first := b
+	first.Fresh = span(0, x.k.Len(tensor.Seq))
+	check(x.t, pass.Block(first))
+	b.Tiles = x.tiles
 	return func() error { return pass.Block(b) }
 }
 

@@ -148,23 +148,12 @@ func TestOpenGatesEndWaits(t *testing.T) {
 // ranks, with 64:8 heads of 128. Either all keys are present, or the call waits for the other rank's keys before or
 // inside of the kernel. They come from the host, which takes longer than from another GPU.
 func BenchmarkFlashGates(b *testing.B) {
-	docs := []int{216, 1536, 1536, 762, 350, 75, 75, 150, 350, 150, 75, 30, 3072, 30, 4096, 3881}
-	const seq, heads, dim = 16384, 64, 128
-	mask, err := partition.NewMask(true, -1, seq, seq, docs)
-	check(b, err)
-	shape := partition.Shape{SeqQ: seq, SeqKV: seq, Size: 2, Layout: partition.Document{Docs: docs}, Mask: mask}
-	g := partition.NewIndex(shape).Gather(0)
-	rows := partition.Count(shape.Layout.Spans(seq, 2, 0))
-	x := newFlashBenchOf(b, tensor.BF16, seq, heads, dim, dim)
-	q, o := x.q.Slice(tensor.Seq, 0, rows), x.o.Slice(tensor.Seq, 0, rows)
-	acc := attention.Partial{O: x.acc.O.Slice(tensor.Seq, 0, rows), LSE: x.acc.LSE.Slice(tensor.Seq, 0, rows)}
-	block := attention.Block{
-		K:     x.k.Slice(tensor.Seq, 0, g.Rows),
-		V:     x.v.Slice(tensor.Seq, 0, g.Rows),
-		Tiles: g.Tiles,
-		First: true,
-		Last:  true,
-	}
+	g, rows := packShare(b, 2)
+	x := newFlashBenchOf(b, tensor.BF16, packTokens, 64, 128, 128)
+	mine, keys := span(0, rows), span(0, g.Rows)
+	q, o := seqRows(x.q, mine), seqRows(x.o, mine)
+	acc := attention.Partial{O: seqRows(x.acc.O, mine), LSE: seqRows(x.acc.LSE, mine)}
+	block := attention.Block{K: seqRows(x.k, keys), V: seqRows(x.v, keys), Tiles: g.Tiles, First: true, Last: true}
 	a := x.newArrivals(64 << 20)
 	var bring []func()
 	bytes := 0
@@ -177,12 +166,8 @@ func BenchmarkFlashGates(b *testing.B) {
 			}
 		}
 	}
-	saved := attention.Saved{O: o, LSE: acc.LSE, Delta: x.delta.Slice(tensor.Seq, 0, rows)}
-	grads := attention.KeyGrads{
-		DK: x.grads.DK.Slice(tensor.Seq, 0, g.Rows),
-		DV: x.grads.DV.Slice(tensor.Seq, 0, g.Rows),
-	}
-	do, dq := x.do.Slice(tensor.Seq, 0, rows), x.grads.DQ.Slice(tensor.Seq, 0, rows)
+	saved, grads := attention.Saved{O: o, LSE: acc.LSE, Delta: seqRows(x.delta, mine)}, x.keyGrads().Rows(0, g.Rows)
+	do, dq := seqRows(x.do, mine), seqRows(x.grads.DQ, mine)
 	forward := func(block attention.Block) {
 		pass, err := x.fast.Forward(o, acc, q, x.p)
 		check(b, err)
@@ -192,7 +177,7 @@ func BenchmarkFlashGates(b *testing.B) {
 	backward := func(block attention.Block) {
 		pass, err := x.fast.Backward(dq, do, q, saved, x.p)
 		check(b, err)
-		check(b, pass.Block(attention.GradBlock{Block: block, KeyGrads: grads, Fresh: partition.Range{Hi: g.Rows}}))
+		check(b, pass.Block(attention.GradBlock{Block: block, KeyGrads: grads, Fresh: keys}))
 		check(b, pass.End())
 	}
 	for _, c := range []struct {

@@ -27,13 +27,11 @@ import (
 func TestFlashKeepsNaN(t *testing.T) {
 	r := newCUDARig(t)
 	const seq, bad = 768, 300
-	fast, ordered, older, olderOrdered, small := r.newFlash(false), r.newFlash(true), r.newOlderFlash(false),
-		r.newOlderFlash(true), r.newSmallFlash(false)
-	compileFlash(t, [][2]int{{64, 64}, {128, 128}, {256, 256}}, fast, ordered, older, olderOrdered, small)
+	all := r.flashVariants(t, [2]int{64, 64}, [2]int{128, 128}, [2]int{256, 256})
 	for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16, tensor.F32} {
 		for name, k := range map[string]attention.Kernel{
-			"flash": fast, "flash, deterministic": ordered, "before Hopper": older,
-			"before Hopper, deterministic": olderOrdered, "small shapes": small, "reference": r.newDeviceReference(),
+			"flash": all.fast, "flash, deterministic": all.ordered, "before Hopper": all.older,
+			"before Hopper, deterministic": all.olderOrdered, "small shapes": all.small, "reference": r.newDeviceReference(),
 		} {
 			for _, dim := range []int{64, 128, 256} {
 				t.Run(fmt.Sprintf("%s, %v, head dim %d", name, dtype, dim), func(t *testing.T) {
@@ -43,8 +41,7 @@ func TestFlashKeepsNaN(t *testing.T) {
 						tensor.Data[float32](key)[i] = float32(math.NaN())
 					}
 					got := r.within(t).attend(k, dtype, f)
-					for what, x := range map[string][]float32{"out": got.out, "lse": got.lse, "dq": got.dq, "dk": got.dk,
-						"dv": got.dv} {
+					for what, x := range got.named() {
 						width, first := len(x)/seq, bad // causal: queries since the bad key
 						if what == "dk" || what == "dv" {
 							first = 0 // those queries see all keys up to themselves
@@ -85,21 +82,17 @@ func TestLostTurn(t *testing.T) {
 	}
 	const seq = 512
 	v := func(dtype tensor.DType, heads, dim int) View {
-		return r.like(dtype, tensor.New(tensor.F32, 1, seq, heads, dim))
+		return place(t, r.loader.Device(), dtype, [4]int{1, seq, heads, dim})
 	}
-	all := partition.Range{Hi: seq}
 	c := call.Flash{
 		Tensors: call.Tensors{
-			Q: v(
-				tensor.BF16,
-				2,
-				128,
-			), K: v(tensor.BF16, 1, 128), V: v(tensor.BF16, 1, 128), DO: v(tensor.BF16, 2, 128), LSE: v(tensor.F32, 2, 1),
-			Delta: v(tensor.F32, 2, 1), DQ: v(tensor.F32, 2, 128), DK: v(tensor.F32, 1, 128), DV: v(tensor.F32, 1, 128),
+			Q: v(tensor.BF16, 2, 128), K: v(tensor.BF16, 1, 128), V: v(tensor.BF16, 1, 128), DO: v(tensor.BF16, 2, 128),
+			LSE: v(tensor.F32, 2, 1), Delta: v(tensor.F32, 2, 1),
+			DQ: v(tensor.F32, 2, 128), DK: v(tensor.F32, 1, 128), DV: v(tensor.F32, 1, 128),
 		},
-		Softmax: attention.Softmax{Scale: 1}, Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Full()}},
+		Softmax: attention.Softmax{Scale: 1}, Tiles: []partition.Tile{wholeTile(seq, partition.Full())},
 	}
-	l, ok := f.backwardOnHopper(&c, all)
+	l, ok := f.backwardOnHopper(&c, span(0, seq))
 	if !ok {
 		t.Fatal("the call does not go to the kernels for Hopper")
 	}
@@ -113,16 +106,9 @@ func TestLostTurn(t *testing.T) {
 	p.Progress = r.upload(host).Addr()
 	p.Next, p.Polls = p.Progress+uint64(4*l.Progress), 1000
 	p.Fault = uint64(uintptr(f.fault.Host().Ptr()))
-	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
-	check(
-		t,
-		f.launch(
-			l.Program,
-			l.Kernel,
-			cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared},
-			cuda.StructAligned(&cuda.Args{}, p, 64),
-		),
-	)
+	launch := cuda.Launch{Grid: cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}, Block: cuda.Dim{X: l.Threads},
+		Shared: l.Shared}
+	check(t, f.launch(l.Program, l.Kernel, launch, cuda.StructAligned(&cuda.Args{}, p, 64)))
 	var e *cuda.Error // blocks 1, 2 and 3 wait at once, and any of them may give up first
 	named := regexp.MustCompile("block of keys (1 .* block 0|2 .* block 1|3 .* block 2) to add to dq")
 	if err := r.stream.Sync(context.Background()); !errors.As(err, &e) || !named.MatchString(err.Error()) {
@@ -146,20 +132,10 @@ func TestManyTiles(t *testing.T) {
 			var err error
 			x.Mask, err = partition.NewMask(true, -1, 4096, 4096, docs)
 			check(t, err)
-			got, want := r.within(t).
-				attend(f, tensor.BF16, x),
-				r.within(t).
-					attend(r.newDeviceReference(), tensor.BF16, x)
-			for what, pair := range map[string][2][]float32{"out": {got.out, want.out}, "dq": {got.dq, want.dq},
-				"dk": {got.dk, want.dk}, "dv": {got.dv, want.dv}} {
-				if d := distanceOf(pair[0], pair[1]); !(d < 0.02) {
-					t.Errorf(
-						"%d documents, deterministic %t: %s is off by %g of the largest",
-						len(docs),
-						deterministic,
-						what,
-						d,
-					)
+			got, want := r.attend(f, tensor.BF16, x).named(), r.attend(r.newDeviceReference(), tensor.BF16, x).named()
+			for _, what := range []string{"out", "dq", "dk", "dv"} {
+				if d := distanceOf(got[what], want[what]); !(d < 0.02) {
+					t.Errorf("%d documents, deterministic %t: %s is off by %g of the largest", len(docs), deterministic, what, d)
 				}
 			}
 		}

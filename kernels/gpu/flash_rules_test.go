@@ -32,17 +32,8 @@ func TestFlashRules(t *testing.T) {
 					takes := flashTakes(t, arch, dtype, qk, v)
 					for pass, needs := range passes {
 						if s, ok := source.FlashShapeFor(dtype == tensor.F32, qk, v, shared, needs); ok != takes {
-							t.Errorf(
-								"sm%d, %v, head dims %d and %d, %s: the rules take them: %t; a shape: %t, %+v",
-								arch,
-								dtype,
-								qk,
-								v,
-								pass,
-								takes,
-								ok,
-								s,
-							)
+							t.Errorf("sm%d, %v, head dims %d and %d, %s: the rules take them: %t; a shape: %t, %+v", arch, dtype, qk, v,
+								pass, takes, ok, s)
 						}
 					}
 				}

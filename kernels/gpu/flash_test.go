@@ -84,6 +84,19 @@ func (r *cudaRig) newSmallFlash(deterministic bool) *Flash {
 	return f
 }
 
+// flashVariants holds the flash kernels: of this GPU, of GPUs before Hopper, and with the shapes for little shared
+// memory.
+type flashVariants struct{ fast, ordered, older, olderOrdered, small *Flash }
+
+// flashVariants returns kernels with programs for some head dims.
+func (r *cudaRig) flashVariants(t testing.TB, dims ...[2]int) flashVariants {
+	t.Helper()
+	v := flashVariants{r.newFlash(false), r.newFlash(true), r.newOlderFlash(false), r.newOlderFlash(true),
+		r.newSmallFlash(false)}
+	compileFlash(t, dims, v.fast, v.ordered, v.older, v.olderOrdered, v.small)
+	return v
+}
+
 // TestFlashShapes runs bands, tiles and folds with head dims of every program.
 func TestFlashShapes(t *testing.T) {
 	r := newCUDARig(t)
@@ -121,13 +134,7 @@ func TestFlashSmallShapes(t *testing.T) {
 			if s.QK <= 64 || s.BackwardShared() > source.SmallShared {
 				continue
 			}
-			forward, _ := source.FlashShapeFor(
-				s.Float32,
-				s.QK,
-				s.V,
-				source.SmallShared,
-				source.FlashShape.ForwardShared,
-			)
+			forward, _ := source.FlashShapeFor(s.Float32, s.QK, s.V, source.SmallShared, source.FlashShape.ForwardShared)
 			dtype := "bf16"
 			if s.Float32 {
 				dtype = "fp32"
@@ -187,6 +194,10 @@ func (r *cudaRig) testFlashShapes(t *testing.T, list [][2]int, kernels ...*Flash
 // attended holds the results of attention, as float32 on the host.
 type attended struct{ out, lse, dq, dk, dv []float32 }
 
+func (a attended) named() map[string][]float32 {
+	return map[string][]float32{"out": a.out, "lse": a.lse, "dq": a.dq, "dk": a.dk, "dv": a.dv}
+}
+
 // attend runs a kernel forward and backward in one call over a complete sequence, with inputs rounded to dtype.
 func (r *cudaRig) attend(k attention.Kernel, dtype tensor.DType, f attentiontest.Fixture) attended {
 	r.t.Helper()
@@ -195,12 +206,8 @@ func (r *cudaRig) attend(k attention.Kernel, dtype tensor.DType, f attentiontest
 
 // attendLate does the same with keys that arrive late: it calls late with the block of each pass, and the returned
 // function after it has queued the call.
-func (r *cudaRig) attendLate(
-	k attention.Kernel,
-	dtype tensor.DType,
-	f attentiontest.Fixture,
-	late func(*attention.Block) func(),
-) attended {
+func (r *cudaRig) attendLate(k attention.Kernel, dtype tensor.DType, f attentiontest.Fixture,
+	late func(*attention.Block) func()) attended {
 	r.t.Helper()
 	put := func(v View) View {
 		shape := v.Shape()
@@ -213,11 +220,8 @@ func (r *cudaRig) attendLate(
 	g := attention.Grads{DQ: r.like(tensor.F32, q), DK: r.like(tensor.F32, keys), DV: r.like(tensor.F32, v)}
 	o, delta := r.like(dtype, do), r.like(tensor.F32, f.LSE)
 	n, m := q.Len(tensor.Seq), keys.Len(tensor.Seq)
-	tiles := partition.Plan(
-		partition.Shape{SeqQ: n, SeqKV: m, Size: 1, Layout: partition.Contiguous{}, Mask: f.Mask},
-		0,
-		0,
-	)
+	shape := partition.Shape{SeqQ: n, SeqKV: m, Size: 1, Layout: partition.Contiguous{}, Mask: f.Mask}
+	tiles := partition.Plan(shape, 0, 0)
 	b := attention.Block{K: keys, V: v, Tiles: tiles, First: true, Last: true}
 	forward, err := k.Forward(o, acc, q, f.Softmax)
 	check(r.t, err)
@@ -228,16 +232,8 @@ func (r *cudaRig) attendLate(
 	backward, err := k.Backward(g.DQ, do, q, attention.Saved{O: o, LSE: acc.LSE, Delta: delta}, f.Softmax)
 	check(r.t, err)
 	come = late(&b)
-	check(
-		r.t,
-		backward.Block(
-			attention.GradBlock{
-				Block:    b,
-				KeyGrads: attention.KeyGrads{DK: g.DK, DV: g.DV},
-				Fresh:    partition.Range{Hi: m},
-			},
-		),
-	)
+	grads := attention.KeyGrads{DK: g.DK, DV: g.DV}
+	check(r.t, backward.Block(attention.GradBlock{Block: b, KeyGrads: grads, Fresh: span(0, m)}))
 	come()
 	check(r.t, backward.End())
 	return attended{r.values(o), r.values(acc.LSE), r.values(g.DQ), r.values(g.DK), r.values(g.DV)}
@@ -253,16 +249,11 @@ func TestFlashFixtures(t *testing.T) {
 			t.Run(f.Name+"/"+dtype.String(), func(t *testing.T) {
 				r := r.within(t)
 				got, best := r.attend(flash, dtype, f), r.attend(exact, dtype, f)
-				for _, c := range []struct {
-					name      string
-					got, best []float32
-					want      View
-				}{{"out", got.out, best.out, f.Out}, {"lse", got.lse, best.lse, f.LSE}, {"dq", got.dq, best.dq, f.DQ},
-					{"dk", got.dk, best.dk, f.DK}, {"dv", got.dv, best.dv, f.DV}} {
-					e, least := farthest(t, c.got, c.want), farthest(t, c.best, c.want)
-					t.Logf("%-3s error %.2e, the reference kernel's %.2e, ratio %.2f", c.name, e, least, e/least)
+				for name, want := range map[string]View{"out": f.Out, "lse": f.LSE, "dq": f.DQ, "dk": f.DK, "dv": f.DV} {
+					e, least := farthest(t, got.named()[name], want), farthest(t, best.named()[name], want)
+					t.Logf("%-3s error %.2e, the reference kernel's %.2e, ratio %.2f", name, e, least, e/least)
 					if !(e <= 2*least+1e-5) {
-						t.Errorf("%s: error %g, the reference kernel's is %g", c.name, e, least)
+						t.Errorf("%s: error %g, the reference kernel's is %g", name, e, least)
 					}
 				}
 			})
@@ -286,15 +277,18 @@ func farthest(t *testing.T, got []float32, want View) float64 {
 func TestFlashIsDeterministic(t *testing.T) {
 	r := newCUDARig(t)
 	for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
-		t.Run(dtype.String()+", shapes of this GPU", func(t *testing.T) {
-			r.within(t).testFlashRepeats(dtype, usualDims, r.newFlash(true), r.newFlash(false))
-		})
-		t.Run(dtype.String()+", before Hopper", func(t *testing.T) {
-			r.within(t).testFlashRepeats(dtype, usualDims, r.newOlderFlash(true), r.newOlderFlash(false))
-		})
-		t.Run(dtype.String()+", small shapes", func(t *testing.T) {
-			r.within(t).testFlashRepeats(dtype, usualDims, r.newSmallFlash(true), r.newSmallFlash(false))
-		})
+		for name, make := range map[string]func(r *cudaRig, deterministic bool) *Flash{
+			"shapes of this GPU": (*cudaRig).newFlash, "before Hopper": (*cudaRig).newOlderFlash,
+			"small shapes": (*cudaRig).newSmallFlash,
+		} {
+			t.Run(dtype.String()+", "+name, func(t *testing.T) {
+				flash, fast := make(r, true), make(r, false)
+				compileFlash(t, [][2]int{usualDims}, flash, fast)
+				r := r.within(t)
+				r.testRepeats(dtype, r.masked(1500, -1, usualDims), 5, flash, fast)
+				r.testRepeats(dtype, r.masked(2000, -1, usualDims, 700, 100, 1200), 5, flash, fast)
+			})
+		}
 	}
 }
 
@@ -314,13 +308,12 @@ func TestLongSequencesRepeat(t *testing.T) {
 func TestSweeps(t *testing.T) {
 	r := newCUDARig(t)
 	f := r.masked(16_384, -1, usualDims)
-	got, want := r.attend(r.newFlash(false), tensor.BF16, f), r.attend(r.newFlash(true), tensor.BF16, f)
-	for name, x := range map[string][2][]float32{
-		"dq": {got.dq, want.dq}, "dk": {got.dk, want.dk}, "dv": {got.dv, want.dv},
-	} {
+	got := r.attend(r.newFlash(false), tensor.BF16, f).named()
+	want := r.attend(r.newFlash(true), tensor.BF16, f).named()
+	for _, name := range []string{"dq", "dk", "dv"} {
 		var off, size float64
-		for i, w := range x[1] {
-			off += math.Pow(float64(x[0][i]-w), 2)
+		for i, w := range want[name] {
+			off += math.Pow(float64(got[name][i]-w), 2)
 			size += float64(w) * float64(w)
 		}
 		if ratio := math.Sqrt(off / size); !(ratio < 0.01) {
@@ -349,11 +342,8 @@ func (r *cudaRig) masked(seq, window int, dims [2]int, docs ...int) attentiontes
 // sameBits checks that results are equal.
 func sameBits(t testing.TB, got, want attended) {
 	t.Helper()
-	for name, same := range map[string]bool{
-		"out": slices.Equal(got.out, want.out), "lse": slices.Equal(got.lse, want.lse),
-		"dq": slices.Equal(got.dq, want.dq), "dk": slices.Equal(got.dk, want.dk), "dv": slices.Equal(got.dv, want.dv),
-	} {
-		if !same {
+	for name, x := range got.named() {
+		if !slices.Equal(x, want.named()[name]) {
 			t.Errorf("%s is not the same bits", name)
 		}
 	}
@@ -421,12 +411,6 @@ func TestFlashLeavesSMs(t *testing.T) {
 		}
 	}
 	r.testFlashShapes(t, [][2]int{{64, 64}, {128, 128}, {192, 128}, {256, 256}}, kernels...)
-}
-
-func (r *cudaRig) testFlashRepeats(dtype tensor.DType, dims [2]int, flash, fast *Flash) {
-	compileFlash(r.t, [][2]int{dims}, flash, fast)
-	r.testRepeats(dtype, r.masked(1500, -1, dims), 5, flash, fast)
-	r.testRepeats(dtype, r.masked(2000, -1, dims, 700, 100, 1200), 5, flash, fast)
 }
 
 func (r *cudaRig) testRepeats(dtype tensor.DType, f attentiontest.Fixture, times int, flash, fast *Flash) {

@@ -26,9 +26,9 @@ func BenchmarkFused(b *testing.B) {
 			q, k partition.Range
 			band partition.Band
 		}{
-			{"causal", partition.Range{Hi: seq}, partition.Range{Hi: seq}, partition.Band{Lo: -partition.Unbounded}},
-			{"half keys", partition.Range{Hi: seq}, partition.Range{Hi: half}, partition.Full()},
-			{"half queries", partition.Range{Lo: half, Hi: seq}, partition.Range{Hi: seq}, partition.Full()},
+			{"causal", span(0, seq), span(0, seq), causal},
+			{"half keys", span(0, seq), span(0, half), partition.Full()},
+			{"half queries", span(half, seq), span(0, seq), partition.Full()},
 		} {
 			tile := partition.Tile{Q: hop.q, K: hop.k, Band: hop.band}
 			b.Run(fmt.Sprintf("forward/%s/%d", hop.name, seq), func(b *testing.B) { x.forward(b, tile) })
@@ -36,10 +36,7 @@ func BenchmarkFused(b *testing.B) {
 		}
 		for _, parts := range []int{1, 2, 4} {
 			b.Run(fmt.Sprintf("finish/%d parts/%d", parts, seq), func(b *testing.B) { x.finish(b, parts) })
-			b.Run(
-				fmt.Sprintf("finish gradients/%d parts/%d", parts, seq),
-				func(b *testing.B) { x.finishGrads(b, parts) },
-			)
+			b.Run(fmt.Sprintf("finish gradients/%d parts/%d", parts, seq), func(b *testing.B) { x.finishGrads(b, parts) })
 		}
 		b.Run(fmt.Sprintf("add keys/%d", seq), func(b *testing.B) { x.addKeys(b) })
 		b.Run(fmt.Sprintf("unified forward/%d", seq), func(b *testing.B) { x.unified(b) })
@@ -51,27 +48,28 @@ var pack = []int{216, 1536, 1536, 762, 350, 75, 75, 150, 350, 150, 75, 30, 3072,
 
 const packTokens = 16384
 
+// packShare returns the keys that rank 0 gathers of the pack, and the number of its rows.
+func packShare(b *testing.B, ranks int) (g partition.Gathered, rows int) {
+	b.Helper()
+	mask, err := partition.NewMask(true, -1, packTokens, packTokens, pack)
+	check(b, err)
+	shape := partition.Shape{SeqQ: packTokens, SeqKV: packTokens, Size: ranks,
+		Layout: partition.Document{Docs: pack}, Mask: mask}
+	return partition.NewIndex(shape).Gather(0), partition.Count(shape.Layout.Spans(packTokens, ranks, 0))
+}
+
 // BenchmarkFusedDocuments measures forward passes of packed documents with 64:8 heads of 128, on one GPU, and on the
 // first of two GPUs.
 func BenchmarkFusedDocuments(b *testing.B) {
-	const seq, heads = packTokens, 64
-	mask, err := partition.NewMask(true, -1, seq, seq, pack)
-	check(b, err)
+	const heads = 64
 	for _, ranks := range []int{1, 2} {
-		shape := partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: partition.Document{Docs: pack}, Mask: mask}
-		g := partition.NewIndex(shape).Gather(0)
-		rows := partition.Count(shape.Layout.Spans(seq, ranks, 0))
+		g, rows := packShare(b, ranks)
+		mine, keys := span(0, rows), span(0, g.Rows)
 		b.Run(fmt.Sprintf("%d ranks", ranks), func(b *testing.B) {
-			x := newFusedBenchOf(b, seq, heads, true)
-			q, o := x.q.Slice(tensor.Seq, 0, rows), x.o.Slice(tensor.Seq, 0, rows)
-			acc := attention.Partial{O: x.acc.O.Slice(tensor.Seq, 0, rows), LSE: x.acc.LSE.Slice(tensor.Seq, 0, rows)}
-			block := attention.Block{
-				K:     x.k.Slice(tensor.Seq, 0, g.Rows),
-				V:     x.v.Slice(tensor.Seq, 0, g.Rows),
-				Tiles: g.Tiles,
-				First: true,
-				Last:  true,
-			}
+			x := newFusedBenchOf(b, packTokens, heads, true)
+			q, o := seqRows(x.q, mine), seqRows(x.o, mine)
+			acc := attention.Partial{O: seqRows(x.acc.O, mine), LSE: seqRows(x.acc.LSE, mine)}
+			block := attention.Block{K: seqRows(x.k, keys), V: seqRows(x.v, keys), Tiles: g.Tiles, First: true, Last: true}
 			flops := 4 * float64(partition.Pairs(g.Tiles)) * heads * 128 / 1e12
 			x.time(b, flops, "TFLOP/s", func() {
 				pass, err := x.Forward(o, acc, q, x.p)
@@ -94,44 +92,29 @@ func newFusedBench(b *testing.B, seq int) *fusedBench { return newFusedBenchOf(b
 
 func newFusedBenchOf(b *testing.B, seq, heads int, packed bool) *fusedBench {
 	const kvHeads, dim = 8, 128
-	x := &fusedBench{fusedRig: newFused(b, FusedOptions{Packed: packed, Workspace: FusedWorkspace(FusedShape{
-		Batch: 1, SeqQ: seq, SeqK: seq, Heads: heads, KVHeads: kvHeads, Dim: dim, DimV: dim, Calls: 4, Training: true,
-		Packed: packed})})}
+	shape := trainingShape(seq, heads, kvHeads, dim, dim)
+	shape.Calls, shape.Packed = 4, packed
+	x := &fusedBench{fusedRig: newFused(b, FusedOptions{Packed: packed, Workspace: FusedWorkspace(shape)})}
 	x.p.Scale = 1 / math.Sqrt(dim)
 	x.q, x.do, x.o = x.random(b, seq, heads, dim), x.random(b, seq, heads, dim), x.random(b, seq, heads, dim)
 	x.k, x.v = x.random(b, seq, kvHeads, dim), x.random(b, seq, kvHeads, dim)
-	x.acc = attention.Partial{
-		O:   x.empty(b, tensor.F32, 1, seq, heads, dim),
-		LSE: x.empty(b, tensor.F32, 1, seq, heads, 1),
-	}
-	x.grads = attention.Grads{
-		DQ: x.empty(b, tensor.F32, 1, seq, heads, dim),
-		DK: x.empty(b, tensor.F32, 1, seq, kvHeads, dim),
-		DV: x.empty(b, tensor.F32, 1, seq, kvHeads, dim),
-	}
-	x.saved = attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: x.empty(b, tensor.F32, 1, seq, heads, 1)}
+	float := func(heads, dim int) View { return x.empty(b, tensor.F32, seq, heads, dim) }
+	x.acc = attention.Partial{O: float(heads, dim), LSE: float(heads, 1)}
+	x.grads = attention.Grads{DQ: float(heads, dim), DK: float(kvHeads, dim), DV: float(kvHeads, dim)}
+	x.saved = attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: float(heads, 1)}
 	pass, err := x.Forward(x.o, x.acc, x.q, x.p)
 	check(b, err)
 	check(b, pass.End())
 	return x
 }
 
-// random returns a tensor of numbers of about 1, since zeros would draw less power. It repeats some rows.
+// random returns a tensor of noise. It repeats some rows.
 func (x *fusedBench) random(b *testing.B, seq, heads, dim int) View {
 	const some = 256
-	few := make([]uint16, some*heads*dim)
-	state := uint32(heads)
-	for i := range few {
-		state = state*1664525 + 1013904223
-		few[i] = uint16(state>>31<<15 | 0x3f00 | state>>24&0x7f)
-	}
-	rows := make([]int, some)
-	for i := range rows {
-		rows[i] = i
-	}
-	v, first := x.empty(b, tensor.BF16, 1, seq, heads, dim), x.put(b, few, rows, heads, dim)
+	n := some * heads * dim
+	v, first := x.empty(b, tensor.BF16, seq, heads, dim), x.put(b, noise(n, heads), allRows(some), heads, dim)
 	for at := 0; at < seq; at += some {
-		x.stream.Copy(v.Slice(tensor.Seq, at, at+some).Addr(), first.Addr(), int64(len(few))*2)
+		x.stream.Copy(v.Slice(tensor.Seq, at, at+some).Addr(), first.Addr(), int64(n)*2)
 	}
 	return v
 }
@@ -170,21 +153,12 @@ func (x *fusedBench) forward(b *testing.B, t partition.Tile) {
 }
 
 func (x *fusedBench) backward(b *testing.B, t partition.Tile) {
-	whole := partition.Tile{
-		Q:    partition.Range{Hi: x.q.Len(tensor.Seq)},
-		K:    partition.Range{Hi: x.k.Len(tensor.Seq)},
-		Band: partition.Full(),
-	}
-	check(b, x.begin(b, whole).End())
+	check(b, x.begin(b, wholeTile(x.q.Len(tensor.Seq), partition.Full())).End())
 	x.time(b, 2.5*x.flops(t), "TFLOP/s", func() {
 		pass, err := x.Backward(x.grads.DQ, x.do, x.q, x.saved, x.p)
 		check(b, err)
-		check(
-			b,
-			pass.Block(
-				attention.GradBlock{Block: x.block(t), KeyGrads: attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}},
-			),
-		)
+		grads := attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}
+		check(b, pass.Block(attention.GradBlock{Block: x.block(t), KeyGrads: grads}))
 	})
 	d := x.backwardOf(t)
 	plan, err := x.dnn.Plan(d)
@@ -194,17 +168,8 @@ func (x *fusedBench) backward(b *testing.B, t partition.Tile) {
 
 // backwardOf returns the problem of a tile with one piece.
 func (x *fusedBench) backwardOf(t partition.Tile) dnn.Desc {
-	c := fusedCall{
-		q:        x.q,
-		k:        x.k,
-		v:        x.v,
-		do:       x.do,
-		saved:    x.saved,
-		dk:       x.grads.DK,
-		dv:       x.grads.DV,
-		scale:    x.p.Scale,
-		backward: true,
-	}
+	c := fusedCall{q: x.q, k: x.k, v: x.v, do: x.do, saved: x.saved, dk: x.grads.DK, dv: x.grads.DV, scale: x.p.Scale,
+		backward: true}
 	g := grouped(cutTiles([]partition.Tile{t}), false, false)[0]
 	return x.piece(&c, g, g.pieces[0])
 }
@@ -212,13 +177,7 @@ func (x *fusedBench) backwardOf(t partition.Tile) dnn.Desc {
 // BenchmarkFusedPlan measures the building of plans, each for another length.
 func BenchmarkFusedPlan(b *testing.B) {
 	x := newFusedBench(b, 4096)
-	d := x.backwardOf(
-		partition.Tile{
-			Q:    partition.Range{Hi: 4096},
-			K:    partition.Range{Hi: 4096},
-			Band: partition.Band{Lo: -partition.Unbounded},
-		},
-	)
+	d := x.backwardOf(wholeTile(4096, causal))
 	for _, pass := range []string{"forward", "backward"} {
 		b.Run(pass, func(b *testing.B) {
 			d.Backward = pass == "backward"
@@ -233,18 +192,14 @@ func BenchmarkFusedPlan(b *testing.B) {
 }
 
 // parts returns n partial results of all rows.
-func (x *fusedBench) parts(n int) []fusedPart {
+func (x *fusedBench) parts(b *testing.B, n int) []fusedPart {
 	seq, heads := x.q.Len(tensor.Seq), x.q.Len(tensor.Heads)
 	var parts []fusedPart
 	for range n {
 		at, err := x.scratch.alloc(int64(x.q.Size()) * 2)
-		if err != nil {
-			panic(err)
-		}
+		check(b, err)
 		lse, err := x.scratch.alloc(int64(seq*heads) * 4)
-		if err != nil {
-			panic(err)
-		}
+		check(b, err)
 		x.kernels.fill32(x.stream, lse, seq*heads, 1)
 		parts = append(parts, fusedPart{x: at, lse: lse, at: headsFirst(seq, heads), hi: seq})
 	}
@@ -252,7 +207,7 @@ func (x *fusedBench) parts(n int) []fusedPart {
 }
 
 func (x *fusedBench) finish(b *testing.B, n int) {
-	parts := x.parts(n)
+	parts := x.parts(b, n)
 	x.time(b, float64(x.q.Size()*2*(n+1))/1e9, "GB/s", func() {
 		pass, err := x.Forward(x.o, x.acc, x.q, x.p)
 		check(b, err)
@@ -262,7 +217,7 @@ func (x *fusedBench) finish(b *testing.B, n int) {
 }
 
 func (x *fusedBench) finishGrads(b *testing.B, n int) {
-	parts := x.parts(n)
+	parts := x.parts(b, n)
 	x.time(b, float64(x.q.Size()*(2*n+4))/1e9, "GB/s", func() {
 		pass, err := x.Backward(x.grads.DQ, x.do, x.q, x.saved, x.p)
 		check(b, err)
@@ -285,24 +240,14 @@ func (x *fusedBench) addKeys(b *testing.B) {
 // unified measures the single-node forward pass of a full hop in newer versions of cuDNN.
 func (x *fusedBench) unified(b *testing.B) {
 	c := fusedCall{q: x.q, k: x.k, v: x.v, scale: x.p.Scale}
-	tile := partition.Tile{
-		Q:    partition.Range{Hi: x.q.Len(tensor.Seq)},
-		K:    partition.Range{Hi: x.k.Len(tensor.Seq)},
-		Band: partition.Full(),
-	}
+	tile := wholeTile(x.q.Len(tensor.Seq), partition.Full())
 	g := grouped(cutTiles([]partition.Tile{tile}), false, false)[0]
 	d := x.piece(&c, g, g.pieces[0])
 	d.Unified = true
 	if _, err := x.dnn.Plan(d); err != nil {
 		b.Skip(err)
 	}
-	part := x.parts(1)[0]
-	at := dnn.Pointers{
-		dnn.Q:     x.q.Addr(),
-		dnn.K:     x.k.Addr(),
-		dnn.V:     x.v.Addr(),
-		dnn.O:     part.x,
-		dnn.Stats: part.lse,
-	}
+	part := x.parts(b, 1)[0]
+	at := dnn.Pointers{dnn.Q: x.q.Addr(), dnn.K: x.k.Addr(), dnn.V: x.v.Addr(), dnn.O: part.x, dnn.Stats: part.lse}
 	x.time(b, x.flops(tile), "TFLOP/s", func() { check(b, x.execute(d, &at)) })
 }

@@ -17,78 +17,40 @@ import (
 // between.
 func TestFusedHold(t *testing.T) {
 	const seq, heads, kvHeads, dim, lo, hi = 512, 4, 2, 64, 64, 320
-	tile := func(q, k partition.Range, b partition.Band) partition.Tile {
-		return partition.Tile{Q: q, K: k, Band: b}
-	}
-	all, causal := partition.Range{Hi: seq}, partition.Band{Lo: -partition.Unbounded}
+	all, last := span(0, seq), span(200, seq)
 	cases := map[string][]partition.Tile{
-		"causal":       {tile(all, all, causal)},
-		"half keys":    {tile(all, partition.Range{Hi: seq / 2}, partition.Full())},
-		"some keys":    {tile(all, partition.Range{Lo: 128, Hi: 256}, partition.Full())},
-		"half queries": {tile(partition.Range{Lo: seq / 2, Hi: seq}, all, partition.Full())},
-		"window":       {tile(all, all, partition.Band{Lo: -100})},
-		"two tiles": {
-			tile(partition.Range{Hi: 200}, partition.Range{Hi: 200}, causal),
-			tile(partition.Range{Lo: 200, Hi: seq}, partition.Range{Lo: 200, Hi: seq}, causal),
-		},
-		"none": nil,
+		"causal":       {wholeTile(seq, causal)},
+		"half keys":    farTile(all, span(0, seq/2)),
+		"some keys":    farTile(all, span(128, 256)),
+		"half queries": farTile(span(seq/2, seq), all),
+		"window":       {wholeTile(seq, partition.Band{Lo: -100})},
+		"two tiles":    {wholeTile(200, causal), {Q: last, K: last, Band: causal}},
+		"none":         nil,
 	}
 	for _, packed := range []bool{false, true} {
 		r := newFused(t, FusedOptions{Packed: packed})
-		rows := make([]int, seq)
-		for i := range rows {
-			rows[i] = i
-		}
-		view := func(heads int) View {
-			xs := make([]uint16, seq*heads*dim)
-			state := uint32(heads)
-			for i := range xs {
-				state = state*1664525 + 1013904223
-				xs[i] = uint16(state>>31<<15 | 0x3f00 | state>>24&0x7f)
-			}
-			return r.put(t, xs, rows, heads, dim)
-		}
-		q, k, v, do, o := view(
-			heads,
-		), view(
-			kvHeads,
-		), view(
-			kvHeads,
-		), view(
-			heads,
-		), r.empty(
-			t,
-			tensor.BF16,
-			1,
-			seq,
-			heads,
-			dim,
-		)
-		acc := attention.Partial{
-			O:   r.empty(t, tensor.F32, 1, seq, heads, dim),
-			LSE: r.empty(t, tensor.F32, 1, seq, heads, 1),
-		}
-		keys := func() View { return r.empty(t, tensor.F32, 1, seq, kvHeads, dim) }
-		dq := r.empty(t, tensor.F32, 1, seq, heads, dim)
+		rows := allRows(seq)
+		view := func(heads int) View { return r.put(t, noise(seq*heads*dim, heads), rows, heads, dim) }
+		float := func(heads, dim int) View { return r.empty(t, tensor.F32, seq, heads, dim) }
+		q, k, v, do, o := view(heads), view(kvHeads), view(kvHeads), view(heads), r.empty(t, tensor.BF16, seq, heads, dim)
+		acc := attention.Partial{O: float(heads, dim), LSE: float(heads, 1)}
+		keys := func() View { return float(kvHeads, dim) }
+		dq := float(heads, dim)
 		g, src := attention.KeyGrads{DK: keys(), DV: keys()}, attention.KeyGrads{DK: keys(), DV: keys()}
 		p := attention.Softmax{Scale: 1 / math.Sqrt(dim)}
 		forward, err := r.Forward(o, acc, q, p)
 		check(t, err)
 		check(t, forward.Block(attention.Block{K: k, V: v, Tiles: cases["causal"], First: true, Last: true}))
 		check(t, forward.End())
-		saved := attention.Saved{O: o, LSE: acc.LSE, Delta: r.empty(t, tensor.F32, 1, seq, heads, 1)}
+		saved := attention.Saved{O: o, LSE: acc.LSE, Delta: float(heads, 1)}
 		begin := func() attention.BackwardPass {
 			pass, err := r.Backward(dq, do, q, saved, p)
 			check(t, err)
 			return pass
 		}
 		block := func(g attention.KeyGrads, tiles []partition.Tile, fresh int, next bool) attention.GradBlock {
-			return attention.GradBlock{
-				Block:    attention.Block{K: k, V: v, Tiles: tiles},
-				KeyGrads: g,
-				Fresh:    partition.Range{Hi: fresh},
-				FoldNext: next,
-			}
+			return attention.GradBlock{Block: attention.Block{K: k, V: v, Tiles: tiles}, KeyGrads: g, Fresh: span(0, fresh),
+				FoldNext: next}
 		}
 		// Received gradients may have any values.
 		from := begin()

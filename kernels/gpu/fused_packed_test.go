@@ -5,8 +5,6 @@ package gpu
 import (
 	"fmt"
 	"testing"
-
-	"github.com/cprun/cprun/partition"
 )
 
 // TestFusedPackedVariants compares packed calls with calls of one piece each. The default packing must be correct. The
@@ -21,9 +19,7 @@ func TestFusedPackedVariants(t *testing.T) {
 	dims := []int{64, 120, 128, 256}
 	for _, dim := range dims {
 		t.Run(fmt.Sprintf("head dim %d, one by one", dim), func(t *testing.T) {
-			c := at(dim)
-			c.ranks, c.layout = 1, partition.Contiguous{}
-			want[dim] = c.run(t, newFused(t, FusedOptions{}), func() {})
+			want[dim] = at(dim).whole().run(t, newFused(t, FusedOptions{}), nil)
 		})
 		t.Run(fmt.Sprintf("head dim %d", dim), func(t *testing.T) {
 			at(dim).packed(t, defaultPacking).near(t, want[dim], 4)
@@ -45,7 +41,7 @@ func (c fusedCase) packed(t *testing.T, p packing) results {
 	t.Helper()
 	r := newFused(t, FusedOptions{Packed: true})
 	r.packing = p
-	return c.run(t, r, func() {})
+	return c.run(t, r, nil)
 }
 
 // packings returns the variants of the default that change the call at dim.

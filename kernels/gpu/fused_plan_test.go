@@ -8,6 +8,12 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
+// trainingShape returns the shape of training with one call over a sequence.
+func trainingShape(seq, heads, kvHeads, dim, dimV int) FusedShape {
+	return FusedShape{Batch: 1, SeqQ: seq, SeqK: seq, Heads: heads, KVHeads: kvHeads, Dim: dim, DimV: dimV, Calls: 1,
+		Training: true}
+}
+
 // TestFusedPackedGrads checks which head dims have packed gradients, and that plans include memory for the gradients of
 // every query head only for these.
 func TestFusedPackedGrads(t *testing.T) {
@@ -24,17 +30,7 @@ func TestFusedPackedGrads(t *testing.T) {
 			if got := defaultPacking.grads(c.dim, c.dimV); got != c.packed {
 				t.Errorf("packed: %t, want %t", got, c.packed)
 			}
-			s := FusedShape{
-				Batch:    1,
-				SeqQ:     4096,
-				SeqK:     4096,
-				Heads:    8,
-				KVHeads:  2,
-				Dim:      c.dim,
-				DimV:     c.dimV,
-				Calls:    1,
-				Training: true,
-			}
+			s := trainingShape(4096, 8, 2, c.dim, c.dimV)
 			want := FusedWorkspace(s)
 			if c.packed {
 				want += 4096 * 8 * int64(4*(c.dim+c.dimV))
@@ -53,17 +49,7 @@ func TestWorkspacesAgree(t *testing.T) {
 	for _, dim := range []int{64, 128, 256} {
 		for _, kvHeads := range []int{2, 8} {
 			for _, seq := range []int{1000, 8192, 32768} {
-				s := FusedShape{
-					Batch:    1,
-					SeqQ:     seq,
-					SeqK:     seq,
-					Heads:    8,
-					KVHeads:  kvHeads,
-					Dim:      dim,
-					DimV:     dim,
-					Calls:    1,
-					Training: true,
-				}
+				s := trainingShape(seq, 8, kvHeads, dim, dim)
 				for _, s.Deterministic = range []bool{false, true} {
 					if got, want := backwardWorkspace(s), chosenWorkspace(t, s); got != want {
 						t.Errorf("%+v: %d bytes are reserved, the choice says %d", s, got, want)
@@ -96,11 +82,9 @@ func chosenWorkspace(t *testing.T, s FusedShape) int64 {
 // TestDeterministicWorkspace: as measured, a deterministic call at 32K needs more than 69,147,295,744 bytes on H200
 // with cuDNN 9.19.0, and less than 103,720,943,616, the request at that time.
 func TestDeterministicWorkspace(t *testing.T) {
-	got := FusedWorkspace(FusedShape{
-		Batch: 1, SeqQ: 32768, SeqK: 32768, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128, Calls: 1, Training: true,
-		Deterministic: true,
-	})
-	if got <= 69147295744 || got >= 103720943616 {
+	s := trainingShape(32768, 32, 8, 128, 128)
+	s.Deterministic = true
+	if got := FusedWorkspace(s); got <= 69147295744 || got >= 103720943616 {
 		t.Errorf("a workspace of %d bytes", got)
 	}
 }

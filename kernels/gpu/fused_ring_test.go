@@ -52,13 +52,9 @@ func (r fusedRig) put(t testing.TB, all []uint16, from []int, heads, dim int) Vi
 }
 
 // empty returns uninitialised device memory.
-func (r fusedRig) empty(t testing.TB, dtype tensor.DType, shape ...int) View {
+func (r fusedRig) empty(t testing.TB, dtype tensor.DType, seq, heads, dim int) View {
 	t.Helper()
-	n := [4]int{1, 1, 1, 1}
-	copy(n[4-len(shape):], shape)
-	mem, err := r.dev.Alloc(int64(n[0]*n[1]*n[2]*n[3]*dtype.Size()+7) / 8 * 8)
-	check(t, err)
-	return tensor.Dense(mem, dtype, 0, n)
+	return place(t, r.dev, dtype, [4]int{1, seq, heads, dim})
 }
 
 // get copies rows of a device tensor to a host tensor.
@@ -79,12 +75,25 @@ func (r fusedRig) get(t testing.TB, v View, all []float64, to []int) {
 	}
 }
 
+func (c fusedCase) positions(rank int) []int {
+	return partition.Positions(c.layout.Spans(c.seq, c.ranks, rank))
+}
+
+// whole returns the case on one rank.
+func (c fusedCase) whole() fusedCase {
+	c.ranks, c.layout = 1, partition.Contiguous{}
+	return c
+}
+
 // results holds the complete tensors, assembled from all ranks.
 type results struct{ o, lse, dq, dk, dv []float64 }
 
 // run runs every rank forward and backward with the keys of every owner, in the order of a ring. It calls after after
-// each kernel call.
+// each kernel call, unless it is nil.
 func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
+	if after == nil {
+		after = func() {}
+	}
 	t.Helper()
 	rng := rand.New(rand.NewPCG(5, 6))
 	draw := func(heads int) []uint16 {
@@ -101,63 +110,35 @@ func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 		}
 	}
 	n, kn := c.seq*c.heads*c.dim, c.seq*c.kvHeads*c.dim
-	out := results{
-		make([]float64, n),
-		make([]float64, c.seq*c.heads),
-		make([]float64, n),
-		make([]float64, kn),
-		make([]float64, kn),
-	}
+	out := results{make([]float64, n), make([]float64, c.seq*c.heads), make([]float64, n), make([]float64, kn),
+		make([]float64, kn)}
 	shape := partition.Shape{SeqQ: c.seq, SeqKV: c.seq, Size: c.ranks, Layout: c.layout, Mask: c.mask}
 	p := attention.Softmax{Scale: 1 / math.Sqrt(float64(c.dim))}
 	for rank := range c.ranks {
-		mine := partition.Positions(c.layout.Spans(c.seq, c.ranks, rank))
+		mine := c.positions(rank)
+		float := func(heads, dim int) View { return r.empty(t, tensor.F32, len(mine), heads, dim) }
 		x := rankTensors{
-			q: r.put(
-				t,
-				q,
-				mine,
-				c.heads,
-				c.dim,
-			), do: r.put(t, do, mine, c.heads, c.dim), o: r.empty(t, tensor.BF16, 1, len(mine), c.heads, c.dim),
-			acc: attention.Partial{
-				O:   r.empty(t, tensor.F32, 1, len(mine), c.heads, c.dim),
-				LSE: r.empty(t, tensor.F32, 1, len(mine), c.heads, 1),
-			},
+			q: r.put(t, q, mine, c.heads, c.dim), do: r.put(t, do, mine, c.heads, c.dim),
+			o:   r.empty(t, tensor.BF16, len(mine), c.heads, c.dim),
+			acc: attention.Partial{O: float(c.heads, c.dim), LSE: float(c.heads, 1)},
 		}
-		dq := r.empty(t, tensor.F32, 1, len(mine), c.heads, c.dim)
+		dq := float(c.heads, c.dim)
 		forward, err := r.Forward(x.o, x.acc, x.q, p)
 		check(t, err)
+		blockOf := func(theirs []int, tiles []partition.Tile) attention.Block {
+			return attention.Block{K: r.put(t, k, theirs, c.kvHeads, c.dim), V: r.put(t, v, theirs, c.kvHeads, c.dim),
+				Tiles: tiles}
+		}
 		block := func(owner int) attention.Block {
-			theirs := partition.Positions(c.layout.Spans(c.seq, c.ranks, owner))
-			return attention.Block{
-				K: r.put(
-					t,
-					k,
-					theirs,
-					c.kvHeads,
-					c.dim,
-				), V: r.put(t, v, theirs, c.kvHeads, c.dim), Tiles: partition.Plan(shape, rank, owner),
-			}
+			return blockOf(c.positions(owner), partition.Plan(shape, rank, owner))
 		}
 		if c.gathered {
 			g := partition.NewIndex(shape).Gather(rank)
 			var theirs []int
 			for _, run := range g.Runs {
-				theirs = append(
-					theirs,
-					partition.Positions(c.layout.Spans(c.seq, c.ranks, run.Owner))[run.Rows.Lo:run.Rows.Hi]...)
+				theirs = append(theirs, c.positions(run.Owner)[run.Rows.Lo:run.Rows.Hi]...)
 			}
-			check(
-				t,
-				forward.Block(
-					attention.Block{
-						K:     r.put(t, k, theirs, c.kvHeads, c.dim),
-						V:     r.put(t, v, theirs, c.kvHeads, c.dim),
-						Tiles: g.Tiles,
-					},
-				),
-			)
+			check(t, forward.Block(blockOf(theirs, g.Tiles)))
 		}
 		for hop := range c.ranks {
 			if !c.gathered {
@@ -166,22 +147,15 @@ func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 			}
 		}
 		check(t, forward.End())
-		saved := attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: r.empty(t, tensor.F32, 1, len(mine), c.heads, 1)}
+		saved := attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: float(c.heads, 1)}
 		backward, err := r.Backward(dq, x.do, x.q, saved, p)
 		check(t, err)
 		for hop := range c.ranks {
 			owner := (rank - hop + c.ranks) % c.ranks
-			theirs := partition.Positions(c.layout.Spans(c.seq, c.ranks, owner))
-			g := attention.KeyGrads{
-				DK: r.empty(t, tensor.F32, 1, len(theirs), c.kvHeads, c.dim),
-				DV: r.empty(t, tensor.F32, 1, len(theirs), c.kvHeads, c.dim),
-			}
-			check(
-				t,
-				backward.Block(
-					attention.GradBlock{Block: block(owner), KeyGrads: g, Fresh: partition.Range{Hi: len(theirs)}},
-				),
-			)
+			theirs := c.positions(owner)
+			grad := func() View { return r.empty(t, tensor.F32, len(theirs), c.kvHeads, c.dim) }
+			g := attention.KeyGrads{DK: grad(), DV: grad()}
+			check(t, backward.Block(attention.GradBlock{Block: block(owner), KeyGrads: g, Fresh: span(0, len(theirs))}))
 			after()
 			r.get(t, g.DK, out.dk, theirs)
 			r.get(t, g.DV, out.dv, theirs)
@@ -230,15 +204,8 @@ func fusedCases(t testing.TB) map[string]fusedCase {
 	cases := map[string]fusedCase{}
 	for name, mask := range map[string]partition.Mask{"causal": causal, "window": window, "documents": docs} {
 		for _, ranks := range []int{2, 4, 8} { // with 8, the pass folds results in between
-			cases[fmt.Sprintf("%s, %d ranks", name, ranks)] = fusedCase{
-				ranks:   ranks,
-				seq:     1024,
-				heads:   4,
-				kvHeads: 2,
-				dim:     64,
-				layout:  partition.Zigzag{},
-				mask:    mask,
-			}
+			cases[fmt.Sprintf("%s, %d ranks", name, ranks)] = fusedCase{ranks: ranks, seq: 1024, heads: 4, kvHeads: 2,
+				dim: 64, layout: partition.Zigzag{}, mask: mask}
 		}
 	}
 	return cases
@@ -249,14 +216,12 @@ func TestFusedRing(t *testing.T) {
 	for name, c := range fusedCases(t) {
 		t.Run(name, func(t *testing.T) {
 			r := newFused(t, FusedOptions{Packed: len(c.mask.Docs) > 0})
-			whole := c
-			whole.ranks, whole.layout = 1, partition.Contiguous{}
-			want := whole.run(t, r, func() {})
-			whole.run(t, r, func() {}).near(t, want, 0)
-			lazy := c.run(t, r, func() {})
+			want := c.whole().run(t, r, nil)
+			c.whole().run(t, r, nil).near(t, want, 0)
+			lazy := c.run(t, r, nil)
 			lazy.near(t, want, 4)
 			built := r.Plans()
-			c.run(t, r, func() {}).near(t, lazy, 0.01)
+			c.run(t, r, nil).near(t, lazy, 0.01)
 			atOnce := c.run(t, r, func() { r.stream.Do("fold", func() error { r.fold(); return nil }) })
 			atOnce.near(t, lazy, 1)
 			if n := r.Plans() - built; n > 0 {
@@ -275,7 +240,7 @@ func TestFusedRingKeepsNaN(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			c.bad, c.layout = 700, partition.Contiguous{}
-			got := c.run(t, newFused(t, FusedOptions{}), func() {})
+			got := c.run(t, newFused(t, FusedOptions{}), nil)
 			for row := range c.seq {
 				sees := c.mask.Sees(row, c.bad)
 				for i := range c.heads {
@@ -308,11 +273,9 @@ func TestFusedGathered(t *testing.T) {
 				if len(c.mask.Docs) > 0 {
 					r = packed
 				}
-				whole := c
-				whole.ranks, whole.layout = 1, partition.Contiguous{}
-				want := whole.run(t, r, func() {})
+				want := c.whole().run(t, r, nil)
 				c.gathered = true
-				c.run(t, r, func() {}).near(t, want, 4)
+				c.run(t, r, nil).near(t, want, 4)
 			})
 		}
 	}
@@ -340,43 +303,24 @@ func TestFusedWorkspaceIsEnough(t *testing.T) {
 		{4, 128, nil, false}, {1, 128, docs, false}, {1, 120, docs, false}, {1, 256, docs, false},
 		{1, 64, nil, true}, {1, 128, nil, true}, {1, 256, nil, true},
 	} {
-		t.Run(
-			fmt.Sprintf(
-				"%d ranks, head dim %d, %d documents, deterministic %t",
-				c.ranks,
-				c.dim,
-				len(c.docs),
-				c.deterministic,
-			),
-			func(t *testing.T) {
-				mask, err := partition.NewMask(true, -1, seq, seq, c.docs)
-				check(t, err)
-				rows, packed := seq/c.ranks, len(c.docs) > 0
-				n := FusedWorkspace(FusedShape{
-					Batch: 1, SeqQ: rows, SeqK: rows, Heads: heads, KVHeads: kvHeads, Dim: c.dim, DimV: c.dim,
-					Calls: c.ranks, Training: true, Packed: packed, Deterministic: c.deterministic && keepsMatrix(t),
-				})
-				r := newFused(t, FusedOptions{Workspace: n, Packed: packed, Deterministic: c.deterministic})
-				fusedCase{
-					ranks:   c.ranks,
-					seq:     seq,
-					heads:   heads,
-					kvHeads: kvHeads,
-					dim:     c.dim,
-					layout:  partition.Zigzag{},
-					mask:    mask,
-				}.run(
-					t,
-					r,
-					func() {},
-				)
-				if got := r.scratch.size(); got != n {
-					t.Errorf("the workspace is %d bytes, FusedWorkspace says %d", got, n)
-				}
-				for d, bytes := range r.dnn.Workspaces() {
-					t.Logf("%d bytes for %v", bytes, d)
-				}
-			},
-		)
+		of := fmt.Sprintf("%d ranks, head dim %d, %d documents, deterministic %t", c.ranks, c.dim, len(c.docs),
+			c.deterministic)
+		t.Run(of, func(t *testing.T) {
+			mask, err := partition.NewMask(true, -1, seq, seq, c.docs)
+			check(t, err)
+			rows, packed := seq/c.ranks, len(c.docs) > 0
+			s := trainingShape(rows, heads, kvHeads, c.dim, c.dim)
+			s.Calls, s.Packed, s.Deterministic = c.ranks, packed, c.deterministic && keepsMatrix(t)
+			n := FusedWorkspace(s)
+			r := newFused(t, FusedOptions{Workspace: n, Packed: packed, Deterministic: c.deterministic})
+			fusedCase{ranks: c.ranks, seq: seq, heads: heads, kvHeads: kvHeads, dim: c.dim, layout: partition.Zigzag{},
+				mask: mask}.run(t, r, nil)
+			if got := r.scratch.size(); got != n {
+				t.Errorf("the workspace is %d bytes, FusedWorkspace says %d", got, n)
+			}
+			for d, bytes := range r.dnn.Workspaces() {
+				t.Logf("%d bytes for %v", bytes, d)
+			}
+		})
 	}
 }

@@ -71,11 +71,8 @@ var fusedSuite = attentiontest.Options{
 }
 
 func TestFused(t *testing.T) {
-	attentiontest.TestKernel(
-		t,
-		func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{}).rig() },
-		fusedSuite,
-	)
+	rig := func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{}).rig() }
+	attentiontest.TestKernel(t, rig, fusedSuite)
 }
 
 // TestFusedPacked runs the cases with several tiles, calls or batches as packed calls.
@@ -84,11 +81,8 @@ func TestFusedPacked(t *testing.T) {
 	suite.Leaves = func(c attentiontest.Case) bool {
 		return beyondFused(c) || len(c.Tiles) < 2 && c.Calls < 2 && c.Batch < 2
 	}
-	attentiontest.TestKernel(
-		t,
-		func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{Packed: true}).rig() },
-		suite,
-	)
+	rig := func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{Packed: true}).rig() }
+	attentiontest.TestKernel(t, rig, suite)
 }
 
 // TestFusedBands runs the cases with head dims too small for cuDNN with other head dims.
@@ -111,15 +105,8 @@ func TestFusedBands(t *testing.T) {
 func TestFusedHalf(t *testing.T) {
 	rig := newFused(t, FusedOptions{}).rig()
 	for _, c := range attentiontest.Cases() {
-		if slices.Contains(
-			[]string{
-				"heads 8 over 2",
-				"zigzag pair",
-				"gradients that hold something",
-				"8 calls, reversed true, inputs of size 1",
-			},
-			c.Name,
-		) {
+		if slices.Contains([]string{"heads 8 over 2", "zigzag pair", "gradients that hold something",
+			"8 calls, reversed true, inputs of size 1"}, c.Name) {
 			t.Run(c.Name, func(t *testing.T) { attentiontest.CheckWith(t, rig, c, tensor.F16, fusedSuite) })
 		}
 	}
@@ -127,11 +114,7 @@ func TestFusedHalf(t *testing.T) {
 
 func TestFusedRefusals(t *testing.T) {
 	f := newFused(t, FusedOptions{})
-	view := func(dtype tensor.DType, dim int) View {
-		mem, err := f.dev.Alloc(1 << 20)
-		check(t, err)
-		return tensor.Dense(mem, dtype, 0, [4]int{1, 64, 1, dim})
-	}
+	view := func(dtype tensor.DType, dim int) View { return f.empty(t, dtype, 64, 1, dim) }
 	for _, c := range []struct {
 		name  string
 		dtype tensor.DType

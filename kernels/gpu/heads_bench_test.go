@@ -3,6 +3,7 @@
 package gpu
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -14,28 +15,17 @@ import (
 // BenchmarkHeadDims measures entire passes of flash and of cuDNN on the same tensors in one process: 32:8 heads, 16K
 // tokens, causal and without a mask. FLOPs count as in BenchmarkFlash.
 func BenchmarkHeadDims(b *testing.B) {
-	const seq, heads, kvHeads = 16384, 32, 8
-	all := partition.Range{Hi: seq}
+	const seq = 16384
 	for _, dims := range [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}} {
 		x := newFlashBench(b, tensor.BF16, seq, dims[0], dims[1])
-		shape := FusedShape{
-			Batch:    1,
-			SeqQ:     seq,
-			SeqK:     seq,
-			Heads:    heads,
-			KVHeads:  kvHeads,
-			Dim:      dims[0],
-			DimV:     dims[1],
-			Calls:    1,
-			Training: true,
-		}
+		shape := trainingShape(seq, 32, 8, dims[0], dims[1])
 		fused, err := NewFused(x.stream, x.loader, FusedOptions{Workspace: FusedWorkspace(shape)})
 		check(b, err)
 		for _, mask := range []struct {
 			name string
 			band partition.Band
-		}{{"causal", partition.Band{Lo: -partition.Unbounded}}, {"no mask", partition.Full()}} {
-			x.tiles = []partition.Tile{{Q: all, K: all, Band: mask.band}}
+		}{{"causal", causal}, {"no mask", partition.Full()}} {
+			x.tiles = []partition.Tile{wholeTile(seq, mask.band)}
 			for _, k := range []struct {
 				name string
 				attention.Kernel
@@ -53,27 +43,19 @@ func BenchmarkHeadDims(b *testing.B) {
 func (x *flashBench) whole(k attention.Kernel, both bool) func() error {
 	block := attention.Block{K: x.k, V: x.v, Tiles: x.tiles, First: true, Last: true}
 	saved := attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: x.delta}
-	grads := attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}
+	grads := attention.GradBlock{Block: block, KeyGrads: x.keyGrads(), Fresh: span(0, x.k.Len(tensor.Seq))}
 	return func() error {
 		forward, err := k.Forward(x.o, x.acc, x.q, x.p)
 		if err == nil {
-			err = forward.Block(block)
-		}
-		if err == nil {
-			err = forward.End()
+			err = errors.Join(forward.Block(block), forward.End())
 		}
 		if err != nil || !both {
 			return err
 		}
 		backward, err := k.Backward(x.grads.DQ, x.do, x.q, saved, x.p)
-		if err == nil {
-			err = backward.Block(
-				attention.GradBlock{Block: block, KeyGrads: grads, Fresh: partition.Range{Hi: x.k.Len(tensor.Seq)}},
-			)
+		if err != nil {
+			return err
 		}
-		if err == nil {
-			err = backward.End()
-		}
-		return err
+		return errors.Join(backward.Block(grads), backward.End())
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -22,6 +23,42 @@ func check(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+var causal = partition.Band{Lo: -partition.Unbounded}
+
+func span(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+
+// wholeTile returns the tile of a sequence.
+func wholeTile(seq int, band partition.Band) partition.Tile {
+	return partition.Tile{Q: span(0, seq), K: span(0, seq), Band: band}
+}
+
+// place returns dense, uninitialised memory of a device.
+func place(t testing.TB, dev *cuda.Device, dtype tensor.DType, shape [4]int) View {
+	t.Helper()
+	mem, err := dev.Alloc(int64(shape[0] * shape[1] * shape[2] * shape[3] * dtype.Size()))
+	check(t, err)
+	return tensor.Dense(mem, dtype, 0, shape)
+}
+
+// noise returns n bfloat16 numbers of about 1, since zeros would draw less power.
+func noise(n, heads int) []uint16 {
+	xs, state := make([]uint16, n), uint32(heads)
+	for i := range xs {
+		state = state*1664525 + 1013904223
+		xs[i] = uint16(state>>31<<15 | 0x3f00 | state>>24&0x7f)
+	}
+	return xs
+}
+
+// allRows lists the rows up to n.
+func allRows(n int) []int {
+	rows := make([]int, n)
+	for i := range rows {
+		rows[i] = i
+	}
+	return rows
 }
 
 // newTestCPU returns the CPU kernels to which tests compare the GPU.

@@ -21,18 +21,7 @@ const block = 192
 // with little shared memory, and with this GPU's kernels.
 func TestNonFinite(t *testing.T) {
 	r := newCUDARig(t)
-	flash, ordered, older, olderOrdered, small := r.newFlash(
-		false,
-	), r.newFlash(
-		true,
-	), r.newOlderFlash(
-		false,
-	), r.newOlderFlash(
-		true,
-	), r.newSmallFlash(
-		false,
-	)
-	compileFlash(t, [][2]int{{16, 16}, {64, 64}, {128, 128}}, flash, ordered, older, olderOrdered, small)
+	k := r.flashVariants(t, [2]int{16, 16}, [2]int{64, 64}, [2]int{128, 128})
 	for _, x := range []struct {
 		name     string
 		kernel   attention.Kernel
@@ -40,19 +29,16 @@ func TestNonFinite(t *testing.T) {
 		block    int
 	}{
 		{"reference", r.newDeviceReference(), false, 0},
-		{"flash", flash, true, block}, {"flash, deterministic", ordered, true, block},
-		{"flash before Hopper", older, true, block}, {"flash before Hopper, deterministic", olderOrdered, true, block},
-		{"small flash", small, true, block},
+		{"flash", k.fast, true, block}, {"flash, deterministic", k.ordered, true, block},
+		{"flash before Hopper", k.older, true, block}, {"flash before Hopper, deterministic", k.olderOrdered, true, block},
+		{"small flash", k.small, true, block},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			r := r.within(t)
-			attentiontest.TestNonFinite(
-				t,
-				func(testing.TB) attentiontest.Rig { return r.attention(x.kernel) },
-				attentiontest.Options{
-					DTypes: []tensor.DType{tensor.BF16, tensor.F16, tensor.F32}, NoScores: x.noScores, Block: x.block,
-				},
-			)
+			rig := func(testing.TB) attentiontest.Rig { return r.attention(x.kernel) }
+			attentiontest.TestNonFinite(t, rig, attentiontest.Options{
+				DTypes: []tensor.DType{tensor.BF16, tensor.F16, tensor.F32}, NoScores: x.noScores, Block: x.block,
+			})
 		})
 	}
 }
@@ -84,12 +70,6 @@ func TestFusedNonFinite(t *testing.T) {
 	found = slices.Compact(found)
 	recorded, ok := backends.Dropped[backends.Version(version)]
 	if !ok || !slices.Equal(found, recorded) {
-		t.Errorf(
-			"cuDNN %s drops %q; the record, which has it %t, is %q",
-			backends.Version(version),
-			found,
-			ok,
-			recorded,
-		)
+		t.Errorf("cuDNN %s drops %q; the record, which has it %t, is %q", backends.Version(version), found, ok, recorded)
 	}
 }

@@ -25,10 +25,9 @@ func TestCUDANormSizes(t *testing.T) {
 			sizes = []int{3072}
 		}
 		for _, n := range sizes {
-			t.Run(
-				fmt.Sprint(dtype, n),
-				func(t *testing.T) { testCUDANorm(rig.within(t), dtype, min(20_000, 3_000_000/n)/rig.fewer(), n) },
-			)
+			t.Run(fmt.Sprint(dtype, n), func(t *testing.T) {
+				testCUDANorm(rig.within(t), dtype, min(20_000, 3_000_000/n)/rig.fewer(), n)
+			})
 		}
 	}
 }
@@ -83,10 +82,9 @@ func TestCUDARopeSizes(t *testing.T) {
 			shapes = shapes[:1]
 		}
 		for _, s := range shapes {
-			t.Run(
-				fmt.Sprint(dtype, s),
-				func(t *testing.T) { testCUDARope(rig.within(t), dtype, 1+2000/rig.fewer(), s[0], s[1]) },
-			)
+			t.Run(fmt.Sprint(dtype, s), func(t *testing.T) {
+				testCUDARope(rig.within(t), dtype, 1+2000/rig.fewer(), s[0], s[1])
+			})
 		}
 	}
 }
@@ -318,8 +316,3 @@ func TestCUDAStrided(t *testing.T) {
 	}()
 	r.Add(r.upload(tensor.New(tensor.BF16, 3)), r.upload(tensor.New(tensor.F32, 3)))
 }
-
-// An extent is memory with a size and no data.
-type extent struct{ tensor.Memory }
-
-func (extent) Bytes() int64 { return math.MaxInt64 }

@@ -63,11 +63,8 @@ func (r *cudaRig) within(t testing.TB) *cudaRig {
 // upload copies a dense host view to the device.
 func (r *cudaRig) upload(host View) View {
 	r.t.Helper()
-	bytes := int64(host.Size()) * int64(host.DType().Size())
-	mem, err := r.loader.Device().Alloc(bytes)
-	check(r.t, err)
-	v := tensor.Dense(mem, host.DType(), 0, host.Shape())
-	if bytes > 0 {
+	v := place(r.t, r.loader.Device(), host.DType(), host.Shape())
+	if v.Size() > 0 {
 		r.send(v, host)
 	}
 	return v
@@ -108,9 +105,8 @@ func TestCUDAOptimSuite(t *testing.T) {
 
 // like returns an uninitialised device view of v's shape.
 func (r *cudaRig) like(dtype tensor.DType, v View) View {
-	mem, err := r.loader.Device().Alloc(int64(v.Size()) * int64(dtype.Size()))
-	check(r.t, err)
-	return tensor.Dense(mem, dtype, 0, v.Shape())
+	r.t.Helper()
+	return place(r.t, r.loader.Device(), dtype, v.Shape())
 }
 
 // normal returns random values on the device, and on the host as float32, both rounded to dtype.
