@@ -43,10 +43,7 @@ func TestCacheGivesWhatNewGives(t *testing.T) {
 
 func TestCacheKeepsTheLatest(t *testing.T) {
 	docs := func(n ...int) partition.Shape {
-		m, err := partition.NewMask(true, -1, 16, 16, n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := Must(partition.NewMask(true, -1, 16, 16, n))
 		return partition.Shape{SeqQ: 16, SeqKV: 16, Size: 2, Layout: partition.Document{Docs: n}, Mask: m}
 	}
 	a, b := docs(16), docs(7, 9)
@@ -73,10 +70,7 @@ func TestCacheKeepsTheLatest(t *testing.T) {
 
 // The size of a schedule counts the boxes of an exchange of heads.
 func TestCacheCountsExchanges(t *testing.T) {
-	s, err := New("ulysses", Spec{Shape: causalShape(64, 4, partition.Zigzag{}, -1), Heads: 8, KVHeads: 4}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := Must(New("ulysses", Spec{Shape: causalShape(64, 4, partition.Zigzag{}, -1), Heads: 8, KVHeads: 4}, 1))
 	plain := *s
 	plain.Q, plain.KV = nil, nil
 	boxes := int64(len(s.Q.Send) + len(s.Q.Recv) + len(s.KV.Send) + len(s.KV.Recv))

@@ -67,17 +67,11 @@ type world struct {
 
 func newWorld(t *testing.T, algorithm string, layout partition.LayoutName, s ring.Spec, window int, docs ...int) world {
 	t.Helper()
-	mask, err := partition.NewMask(true, window, s.SeqQ, s.SeqQ, docs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mask := ring.Must(partition.NewMask(true, window, s.SeqQ, s.SeqQ, docs))
 	s.SeqKV, s.Layout, s.Mask = s.SeqQ, layout.Layout(docs, mask.Band), mask
 	w := world{Shape: s.Shape}
 	for r := range s.Size {
-		one, err := ring.New(algorithm, s, r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		one := ring.Must(ring.New(algorithm, s, r))
 		w.all = append(w.all, one)
 	}
 	return w

@@ -35,13 +35,10 @@ func TestSchedulesTradeHeads(t *testing.T) {
 			if shape.Size%inner != 0 {
 				continue
 			}
-			all := ulyssesGroups(t, shape, inner, h[0], h[1])
+			all := ulyssesGroups(shape, inner, h[0], h[1])
 			simulate(t, fmt.Sprintf("%d groups of %d", shape.Size/inner, inner), shape, h[0], h[1], all)
 			if inner == shape.Size && inner > 1 {
-				ulysses, err := All("ulysses", Spec{Shape: shape, Heads: h[0], KVHeads: h[1]})
-				if err != nil {
-					t.Fatal(err)
-				}
+				ulysses := All("ulysses", Spec{Shape: shape, Heads: h[0], KVHeads: h[1]})
 				for r, s := range ulysses {
 					if s.Algorithm = "hierarchical"; !reflect.DeepEqual(s, all[r]) {
 						t.Fatalf("one group of %+v is not Ulysses on rank %d", shape, r)
@@ -52,22 +49,8 @@ func TestSchedulesTradeHeads(t *testing.T) {
 	}
 }
 
-func gatheredInGroups(t *testing.T, shape partition.Shape) []*Schedule {
-	t.Helper()
-	all, err := All("allgather", Spec{Shape: shape, Heads: 4, KVHeads: 4, GatherHeads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
-func ulyssesGroups(t *testing.T, shape partition.Shape, inner, heads, kvHeads int) []*Schedule {
-	t.Helper()
-	all, err := All("hierarchical", Spec{Shape: shape, Heads: heads, KVHeads: kvHeads, Inner: inner})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
+func ulyssesGroups(shape partition.Shape, inner, heads, kvHeads int) []*Schedule {
+	return All("hierarchical", Spec{Shape: shape, Heads: heads, KVHeads: kvHeads, Inner: inner})
 }
 
 // An all-gather of some heads at a time computes and returns the same as an all-gather of all heads.
@@ -77,10 +60,7 @@ func TestSchedulesGatherHeadsInGroups(t *testing.T) {
 		shape := randomShape(rng)
 		kv := 1 + rng.IntN(5)
 		n := rng.IntN(kv + 2)
-		all, err := All("allgather", Spec{Shape: shape, Heads: 2 * kv, KVHeads: kv, GatherHeads: n})
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := All("allgather", Spec{Shape: shape, Heads: 2 * kv, KVHeads: kv, GatherHeads: n})
 		simulate(t, fmt.Sprintf("%d heads at a time", n), shape, 2*kv, kv, all)
 	}
 }
@@ -91,11 +71,8 @@ func TestTransfersOfAGroupOverlapTheGroupBefore(t *testing.T) {
 	const kvHeads, n = 8, 3
 	for _, gather := range Gathers {
 		shape := causalShape(96, 4, partition.Zigzag{}, -1)
-		all, err := All("allgather", Spec{Shape: shape, Heads: kvHeads, KVHeads: kvHeads, GatherHeads: n,
+		all := All("allgather", Spec{Shape: shape, Heads: kvHeads, KVHeads: kvHeads, GatherHeads: n,
 			Gather: gather})
-		if err != nil {
-			t.Fatal(err)
-		}
 		simulate(t, gather, shape, kvHeads, kvHeads, all)
 		for _, s := range all {
 			for pass, hops := range map[string][]Hop{"forward": s.Forward, "backward": s.Backward} {
@@ -126,7 +103,7 @@ func TestTransfersOfAGroupOverlapTheGroupBefore(t *testing.T) {
 // hop.
 func TestGatheredRowsAreOneCall(t *testing.T) {
 	for _, inner := range []int{1, 2, 4, 8} {
-		for _, s := range ulyssesGroups(t, causalShape(256, 8, partition.Zigzag{}, -1), inner, 8, 2) {
+		for _, s := range ulyssesGroups(causalShape(256, 8, partition.Zigzag{}, -1), inner, 8, 2) {
 			if len(s.Forward) != 8/inner {
 				t.Errorf("groups of %d: rank %d has %d hops", inner, s.Rank, len(s.Forward))
 			}
@@ -213,10 +190,7 @@ func TestWindowsAreFetchedInOneHop(t *testing.T) {
 	} {
 		shape := causalShape(128, 8, c.layout, c.window)
 		for _, algorithm := range []string{"ring", "hierarchical"} {
-			all, err := All(As(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			all := All(As(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1}))
 			most, whole := 0, every(t, shape, (*Planner).allgather)
 			for r, s := range all {
 				most = max(most, fetches(s))
@@ -237,7 +211,7 @@ func TestWindowsAreFetchedInOneHop(t *testing.T) {
 		}
 	}
 	// The same between groups that exchange heads.
-	for _, s := range ulyssesGroups(t, causalShape(128, 8, partition.Contiguous{}, 20), 2, 4, 2) {
+	for _, s := range ulyssesGroups(causalShape(128, 8, partition.Contiguous{}, 20), 2, 4, 2) {
 		if n := fetches(s); n > 1 {
 			t.Errorf("rank %d of groups of 2: keys travel in %d hops", s.Rank, n)
 		}
@@ -248,89 +222,68 @@ func TestWindowsAreFetchedInOneHop(t *testing.T) {
 // groups of heads in each other's memory.
 func TestSimulationSeesFaults(t *testing.T) {
 	shape := causalShape(32, 4, partition.Zigzag{}, -1)
-	heads := func() []*Schedule {
-		return ulyssesGroups(t, shape, 2, 4, 1)
+	rings := func() []*Schedule { return every(t, shape, (*Planner).ring) }
+	heads := func() []*Schedule { return ulyssesGroups(shape, 2, 4, 1) }
+	gathered := func() []*Schedule {
+		return All("allgather", Spec{Shape: shape, Heads: 4, KVHeads: 4, GatherHeads: 1})
 	}
-	faults := map[string]func() []*Schedule{
-		"a call before its rows": func() []*Schedule {
-			all := every(t, shape, (*Planner).ring)
+	for _, c := range []struct {
+		name    string
+		kvHeads int
+		make    func() []*Schedule
+		fault   func(all []*Schedule)
+	}{
+		{"a call before its rows", 1, rings, func(all []*Schedule) {
 			h := all[1].Forward
 			h[0].Keys, h[1].Keys = h[1].Keys, h[0].Keys
 			h[0].Tiles, h[1].Tiles = h[1].Tiles, h[0].Tiles
-			return all
-		},
-		"exchanges in another order": func() []*Schedule {
-			all := every(t, shape, (*Planner).ring)
+		}},
+		{"exchanges in another order", 1, rings, func(all []*Schedule) {
 			h := all[1].Forward
 			h[0].SendKV, h[1].SendKV = h[1].SendKV, h[0].SendKV
-			return all
-		},
-		"heads in another order": func() []*Schedule {
-			all := heads()
+		}},
+		{"no fold", 1, rings, func(all []*Schedule) {
+			b := all[2].Backward
+			b[len(b)-1].Fold = nil
+		}},
+		{"a message too few", 1, rings, func(all []*Schedule) { all[3].Forward[0].SendKV = nil }},
+		{"heads in another order", 1, heads, func(all []*Schedule) {
 			x := all[0].Q
 			x.Recv[0].Box, x.Recv[len(x.Recv)-1].Box = x.Recv[len(x.Recv)-1].Box, x.Recv[0].Box
-			return all
-		},
-		"a copied head that replaces": func() []*Schedule {
-			all := heads()
+		}},
+		{"a copied head that replaces", 1, heads, func(all []*Schedule) {
 			for i := range all[2].KV.Send {
 				all[2].KV.Send[i].Adds = false
 			}
-			return all
-		},
-		"no fold": func() []*Schedule {
-			all := every(t, shape, (*Planner).ring)
-			b := all[2].Backward
-			b[len(b)-1].Fold = nil
-			return all
-		},
-		"rows of two groups in one memory": func() []*Schedule {
-			all := gatheredInGroups(t, shape)
+		}},
+		{"rows of two groups in one memory", 4, gathered, func(all []*Schedule) {
 			for i, x := range all[1].KVBufs {
 				if x.In == i && i > 3 { // the second set
 					all[1].KVBufs[i].In = i - 3
 				}
 			}
-			return all
-		},
-		"a late transfer that nobody waits for": func() []*Schedule {
-			all := gatheredInGroups(t, shape)
+		}},
+		{"a late transfer that nobody waits for", 4, gathered, func(all []*Schedule) {
 			h := all[2].Forward
 			for i := range h {
 				h[i].Begins = h[i].Begins && i < 2
 			}
-			return all
-		},
-		"no copy of the own heads": func() []*Schedule {
-			all := gatheredInGroups(t, shape)
-			all[0].Forward[0].CopyKV = nil
-			return all
-		},
-		"a copy over rows that are read": func() []*Schedule {
-			all := gatheredInGroups(t, shape)
+		}},
+		{"no copy of the own heads", 4, gathered, func(all []*Schedule) { all[0].Forward[0].CopyKV = nil }},
+		{"a copy over rows that are read", 4, gathered, func(all []*Schedule) {
 			for i := range all[0].Forward {
 				if h := &all[0].Forward[i]; len(h.Tiles) > 0 && len(h.CopyKV) > 0 {
 					h.CopyKV[0].Dst.Buf = h.Keys.Buf
 				}
 			}
-			return all
-		},
-		"a message too few": func() []*Schedule {
-			all := every(t, shape, (*Planner).ring)
-			all[3].Forward[0].SendKV = nil
-			return all
-		},
-	}
-	for name, make := range faults {
-		kvHeads := 1
-		all := make()
-		if all[0].GatherHeads > 0 {
-			kvHeads = 4
-		}
-		if s := simulated(shape, 4, kvHeads, all); s == "" {
-			t.Errorf("%s: the simulation finds nothing", name)
+		}},
+	} {
+		all := c.make()
+		c.fault(all)
+		if s := simulated(shape, 4, c.kvHeads, all); s == "" {
+			t.Errorf("%s: the simulation finds nothing", c.name)
 		} else {
-			t.Logf("%s: %s", name, s)
+			t.Logf("%s: %s", c.name, s)
 		}
 	}
 }

@@ -31,10 +31,7 @@ func TestDocumentsEqualOneDevice(t *testing.T) {
 	}{{true, -1}, {true, 6}, {false, -1}} {
 		for _, n := range []int{5, 61} {
 			docs := packed(rng, n)
-			mask, err := partition.NewMask(c.causal, c.window, n, n, docs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			mask := ring.Must(partition.NewMask(c.causal, c.window, n, n, docs))
 			for h, heads := range [][2]int{{2, 2}, {4, 2}, {3, 1}} {
 				p := newProblem(rng, tensor.F64, 1, partition.Shape{SeqQ: n, SeqKV: n, Mask: mask,
 					Layout: partition.Document{Docs: docs, Bands: []partition.Band{mask.Band}}}, heads, 4, 3)
@@ -65,15 +62,9 @@ func TestOnlyRowsThatAreReadTravel(t *testing.T) {
 			n := 300 * size
 			docs := packed(rng, n)
 			l := layout.Layout(docs)
-			mask, err := partition.NewMask(true, 40, n, n, docs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			mask := ring.Must(partition.NewMask(true, 40, n, n, docs))
 			shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: l, Mask: mask}
-			all, err := ring.All("allgather", ring.Spec{Shape: shape, Heads: 1, KVHeads: 1, Inner: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			all := ring.All("allgather", ring.Spec{Shape: shape, Heads: 1, KVHeads: 1, Inner: 1})
 			for owner, s := range all {
 				read, reads := int64(0), int64(0) // by others of its rows, and by it of others'
 				for rank := range size {

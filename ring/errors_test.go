@@ -3,6 +3,8 @@ package ring_test
 import (
 	"errors"
 	"fmt"
+	"math"
+	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/attention"
@@ -13,14 +15,12 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-var errBoom = errors.New("boom")
-
 // A failing kernel fails in the call that fail names.
 type failing struct{ fail string }
 
 func (f failing) at(call string) error {
 	if call == f.fail {
-		return errBoom
+		return errors.New("boom")
 	}
 	return nil
 }
@@ -46,54 +46,81 @@ func (p backwardPass) Block(attention.GradBlock) error { return p.f.at("backward
 func (p backwardPass) End() error                      { return p.f.at("backward end") }
 func (p backwardPass) Fold(attention.Fold) error       { return p.f.at("fold") }
 
-// A broken communicator begins no exchange.
-type broken struct{ comm.Communicator }
+// A broken communicator begins no exchange, and an idle one moves nothing.
+type (
+	broken struct{ comm.Communicator }
+	idle   struct{ comm.Communicator }
+	moved  struct{ comm.Pending }
+)
 
-func (broken) Exchange([]comm.Message, []comm.Message) (comm.Pending, error) { return nil, errBoom }
+func (broken) Exchange([]comm.Message, []comm.Message) (comm.Pending, error) {
+	return nil, errors.New("boom")
+}
+func (idle) Exchange([]comm.Message, []comm.Message) (comm.Pending, error) { return moved{}, nil }
+func (moved) Wait()                                                        {}
 
-// A pass returns the error of its kernel call or exchange.
+// A pass returns the error of its kernel call or exchange. What a caller has left out is an error that names it, and no
+// other attention than was meant.
 func TestErrorsReachTheCaller(t *testing.T) {
-	for _, c := range []struct {
-		fail, algorithm   string
+	const rows, heads, dim = 8, 2, 8
+	stream := tensor.NewHostStream("compute")
+	defer stream.Close()
+	c := cpu.New(stream)
+	view := func(dim int) tensor.View { return tensor.New(tensor.F32, 1, rows, heads, dim) }
+	scaled := attention.Softmax{Scale: 1}
+	with := func(s attention.Scores) attention.Softmax { return attention.Softmax{Scale: 1, Scores: &s} }
+	groups := func(r *ring.Ring, s *ring.Spec) { r.Comm, s.GatherHeads = idle{}, 1 }
+	for _, x := range []struct {
+		name, algorithm   string
 		ranks             int
-		forward, backward bool // which pass fails
+		kernel            attention.Kernel
+		p                 attention.Softmax
+		change            func(*ring.Ring, *ring.Spec)
+		forward, backward string // the errors; "": none
 	}{
-		{"", "ring", 1, false, false},
-		{"forward", "ring", 1, true, false},
-		{"forward block", "ring", 1, true, false},
-		{"forward end", "ring", 1, true, false},
-		{"backward", "ring", 1, false, true},
-		{"backward block", "ring", 1, false, true},
-		{"backward end", "ring", 1, false, true},
-		{"exchange", "ring", 2, true, true},
-		{"exchange", "allgather", 2, true, true},
-		{"exchange", "ulysses", 2, true, true},
+		{"no fault", "ring", 1, failing{}, scaled, nil, "", ""},
+		{"begin", "ring", 1, failing{"forward"}, scaled, nil, "boom", ""},
+		{"block", "ring", 1, failing{"forward block"}, scaled, nil, "boom", ""},
+		{"end", "ring", 1, failing{"forward end"}, scaled, nil, "boom", ""},
+		{"begin", "ring", 1, failing{"backward"}, scaled, nil, "", "boom"},
+		{"block", "ring", 1, failing{"backward block"}, scaled, nil, "", "boom"},
+		{"end", "ring", 1, failing{"backward end"}, scaled, nil, "", "boom"},
+		{"exchange", "ring", 2, failing{}, scaled, nil, "boom", "boom"},
+		{"exchange", "allgather", 2, failing{}, scaled, nil, "boom", "boom"},
+		{"exchange", "ulysses", 2, failing{}, scaled, nil, "boom", "boom"},
+		{"all is set", "ring", 1, c, scaled, nil, "", ""},
+		{"a scale of zero", "ring", 1, c, attention.Softmax{Scale: math.Copysign(0, -1)}, nil, "", ""},
+		{"no scale", "ring", 1, c, attention.Softmax{}, nil, "Softmax.Scale", "Softmax.Scale"},
+		{"no positions", "ring", 1, c, with(attention.Scores{Slopes: view(1)}), nil, "Spec.Positions", "Spec.Positions"},
+		{"no arena", "ring", 1, c, scaled, func(r *ring.Ring, _ *ring.Spec) { r.Arena = nil }, "Arena", "Arena"},
+		{"groups of heads", "allgather", 2, failing{}, scaled, groups, "", ""},
+		{"groups of heads, no mover", "allgather", 2, failing{}, scaled,
+			func(r *ring.Ring, s *ring.Spec) { groups(r, s); r.Mover = nil }, "Mover", "Mover"},
+		{"groups of heads cannot set results of all", "allgather", 2, failing{}, with(attention.Scores{Max: view(1)}),
+			groups, "largest scores", "largest scores"},
 	} {
-		name := fmt.Sprintf("%s, %s over %d", c.fail, c.algorithm, c.ranks)
-		const rows, heads, dim = 8, 2, 8
 		spec := ring.Spec{
-			Shape: partition.Shape{SeqQ: rows * c.ranks, SeqKV: rows * c.ranks, Size: c.ranks,
+			Shape: partition.Shape{SeqQ: rows * x.ranks, SeqKV: rows * x.ranks, Size: x.ranks,
 				Layout: partition.Contiguous{}, Mask: partition.Mask{Band: partition.Causal()}},
-			Heads: heads, KVHeads: heads, Inner: c.ranks,
+			Heads: heads, KVHeads: heads, Inner: x.ranks,
 		}
-		s, err := ring.Make(c.algorithm, spec, 0)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+		r := &ring.Ring{Kernel: x.kernel, Comm: broken{}, Mover: c, Stream: stream, Arena: tensor.NewHostArena(0)}
+		if x.change != nil {
+			x.change(r, &spec)
 		}
-		stream := tensor.NewHostStream("compute")
-		r := &ring.Ring{Kernel: failing{c.fail}, Comm: broken{}, Mover: cpu.New(stream), Stream: stream,
-			Arena: tensor.NewHostArena(0)}
-		view := func(dim int) tensor.View { return tensor.New(tensor.F32, 1, rows, heads, dim) }
+		s := ring.Must(ring.New(x.algorithm, spec, 0))
 		out := attention.Partial{O: view(dim), LSE: view(1)}
 		grads := attention.Grads{DQ: view(dim), DK: view(dim), DV: view(dim)}
-		if err := r.Forward(out, view(dim), view(dim), view(dim), s, attention.Softmax{Scale: 1}); errors.Is(err,
-			errBoom) != c.forward {
-			t.Errorf("%s: forward %v", name, err)
+		for _, pass := range []struct {
+			err  error
+			want string
+		}{
+			{r.Forward(out, view(dim), view(dim), view(dim), s, x.p), x.forward},
+			{r.Backward(grads, view(dim), view(dim), view(dim), view(dim), out, s, x.p), x.backward},
+		} {
+			if got := fmt.Sprint(pass.err); (pass.err == nil) != (pass.want == "") || !strings.Contains(got, pass.want) {
+				t.Errorf("%s, %s over %d: %v, want %q", x.name, x.algorithm, x.ranks, got, pass.want)
+			}
 		}
-		if err := r.Backward(grads, view(dim), view(dim), view(dim), view(dim), out, s,
-			attention.Softmax{Scale: 1}); errors.Is(err, errBoom) != c.backward {
-			t.Errorf("%s: backward %v", name, err)
-		}
-		stream.Close()
 	}
 }

@@ -74,8 +74,8 @@ func (p *Planner) visitAmong(readers []partition.Need, owner, h int) (v visit) {
 	return v
 }
 
-// Prepare finds the visits of all blocks, if any travel, for a caller that asks for every rank: it asks for each pair of
-// ranks once. Call it before goroutines share the planner.
+// Prepare finds the visits of all blocks, if any travel, for a caller that asks for every rank: it asks for each pair
+// of ranks once. Call it before goroutines share the planner.
 func (p *Planner) Prepare() {
 	if p.algorithm == "allgather" || p.halo {
 		return

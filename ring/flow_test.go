@@ -36,10 +36,7 @@ func TestVisitsAreTheDefinition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 16))
 	for range Draws(400) {
 		s := randomShape(rng)
-		one, err := NewPlanner("ring", specOf(s))
-		if err != nil {
-			t.Fatal(err)
-		}
+		one := Must(NewPlanner("ring", specOf(s)))
 		all := *one
 		all.Prepare()
 		for rank := range s.Size {
@@ -60,10 +57,7 @@ func TestPlannerIsWhatEachRankMakes(t *testing.T) {
 	for range Draws(200) {
 		s := randomShape(rng)
 		for _, algorithm := range Variants {
-			all, err := All(As(algorithm, specOf(s)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			all := All(As(algorithm, specOf(s)))
 			for rank, got := range all {
 				want, err := Make(algorithm, specOf(s), rank)
 				if err != nil || !reflect.DeepEqual(got, want) {

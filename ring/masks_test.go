@@ -17,10 +17,7 @@ import (
 func TestRandomMasks(t *testing.T) {
 	for seed := range uint64(ring.Draws(60)) {
 		d := attentiontest.RandomDefinition(seed, 36)
-		mask, err := d.Mask()
-		if err != nil {
-			t.Fatal(err)
-		}
+		mask := ring.Must(d.Mask())
 		layouts := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{},
 			partition.Window{Rows: 9}}
 		if d.Docs != nil && d.DocsKV == nil {
@@ -43,10 +40,7 @@ func TestRandomMasks(t *testing.T) {
 func TestRandomMasksOnTheCPU(t *testing.T) {
 	for seed := range uint64(40) {
 		d := attentiontest.RandomDefinition(1000+seed, 90)
-		mask, err := d.Mask()
-		if err != nil {
-			t.Fatal(err)
-		}
+		mask := ring.Must(d.Mask())
 		rng := rand.New(rand.NewPCG(seed, 25))
 		rows := partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Mask: d.Rows()}
 		p := newProblem(rng, tensor.F32, 1, rows, [2]int{2, 1}, 16, 16)

@@ -207,10 +207,7 @@ var masks = []maskCase{
 
 func (m maskCase) shapes(t *testing.T, size int) []partition.Shape {
 	t.Helper()
-	mask, err := partition.NewMask(m.causal, m.window, m.sq, m.skv, m.docs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mask := ring.Must(partition.NewMask(m.causal, m.window, m.sq, m.skv, m.docs))
 	var shapes []partition.Shape
 	for _, l := range ring.Layouts(m.docs) {
 		shapes = append(shapes, partition.Shape{SeqQ: m.sq, SeqKV: m.skv, Size: size, Layout: l, Mask: mask})
@@ -369,10 +366,7 @@ func (p precise) Forward(
 func TestHopsAccumulateInTheTypeOfTheLSE(t *testing.T) {
 	stream := tensor.NewHostStream("compute")
 	defer stream.Close()
-	s, err := ring.Make("ring", ring.Spec{Shape: masks[1].shapes(t, 1)[0]}, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := ring.Must(ring.Make("ring", ring.Spec{Shape: masks[1].shapes(t, 1)[0]}, 0))
 	var seen tensor.DType
 	r := &ring.Ring{
 		Kernel: precise{failing{}, &seen},

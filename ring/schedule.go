@@ -220,8 +220,8 @@ func UlyssesDegree(algorithm string, ranks, inner int) int {
 	return 1
 }
 
-// NewPlanner returns a planner for a caller that need not keep all schedules: there are ranks times ranks hops. One that
-// asks for many ranks should call Prepare first.
+// NewPlanner returns a planner for a caller that need not keep all schedules: there are ranks times ranks hops. One
+// that asks for many ranks should call Prepare first.
 func NewPlanner(algorithm string, s Spec) (*Planner, error) {
 	p, err := newPlanner(algorithm, s)
 	if err == nil {

@@ -46,10 +46,7 @@ func TestSchedulesComputeEveryPairOnce(t *testing.T) {
 	for range Draws(300) {
 		shape := randomShape(rng)
 		for _, algorithm := range Variants {
-			all, err := All(As(algorithm, specOf(shape)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			all := All(As(algorithm, specOf(shape)))
 			simulate(t, algorithm, shape, 4, 2, all)
 		}
 	}
@@ -65,25 +62,16 @@ func TestSchedulesOfDocumentsComputeEveryPairOnce(t *testing.T) {
 			for left := n; left > 0; left -= docs[len(docs)-1] {
 				docs = append(docs, min(left, 1+rng.IntN(1+rng.IntN(n))))
 			}
-			m, err := partition.NewMask(rng.IntN(3) > 0, rng.IntN(30)-10, n, n, docs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := Must(partition.NewMask(rng.IntN(3) > 0, rng.IntN(30)-10, n, n, docs))
 			shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size,
 				Layout: partition.Document{Docs: docs, Bands: []partition.Band{m.Band}}, Mask: m}
 			index := partition.NewIndex(shape)
 			index.Prepare()
 			for _, algorithm := range Variants {
 				name, spec := As(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1, Split: n%2 == 0})
-				all, err := All(name, spec)
-				if err != nil {
-					t.Fatal(err)
-				}
+				all := All(name, spec)
 				simulate(t, algorithm, shape, 2, 1, all)
-				prepared, err := NewIndexedPlanner(name, spec, index)
-				if err != nil {
-					t.Fatal(err)
-				}
+				prepared := Must(NewIndexedPlanner(name, spec, index))
 				hops := func(s *Schedule) string { return fmt.Sprint(s.Forward, s.Backward, s.KVBufs, s.GradBufs) }
 				for r, want := range all {
 					if got := hops(prepared.Schedule(r)); got != hops(want) {
@@ -104,20 +92,14 @@ func TestHopsWhereNothingIsVisibleAreSkipped(t *testing.T) {
 	// A window of one block's length: a contiguous rank reads its own block and the one
 	// before it, so the ring ends after one hop, whatever the number of ranks.
 	for rank := range 8 {
-		s, err := New("ring", specOf(causalShape(128, 8, partition.Contiguous{}, 16)), rank)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := Must(New("ring", specOf(causalShape(128, 8, partition.Contiguous{}, 16)), rank))
 		if len(s.Forward) > 2 {
 			t.Errorf("rank %d runs %d forward hops, want at most 2: %+v", rank, len(s.Forward), s.Forward)
 		}
 	}
 	// Causal and contiguous: rank 0 sees only its own keys, and still passes none on that
 	// it does not own.
-	s, err := New("ring", specOf(causalShape(128, 8, partition.Contiguous{}, -1)), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := Must(New("ring", specOf(causalShape(128, 8, partition.Contiguous{}, -1)), 0))
 	for _, h := range s.Forward[1:] {
 		if len(h.Tiles) > 0 || len(h.RecvKV) > 0 {
 			t.Errorf("rank 0 of a causal contiguous ring has work in %q: %+v", h.Label, h)
@@ -129,17 +111,12 @@ func TestHopsWhereNothingIsVisibleAreSkipped(t *testing.T) {
 func TestGatherAuto(t *testing.T) {
 	for _, docs := range [][]int{nil, {61}, {20, 41}} {
 		for _, size := range []int{1, 5} {
-			mask, err := partition.NewMask(true, -1, 61, 61, docs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			mask := Must(partition.NewMask(true, -1, 61, 61, docs))
 			made := map[string]*Schedule{}
 			for _, gather := range Gathers {
 				spec := specOf(partition.Shape{SeqQ: 61, SeqKV: 61, Size: size, Layout: partition.Zigzag{}, Mask: mask})
 				spec.Gather = gather
-				if made[gather], err = New("allgather", spec, 0); err != nil {
-					t.Fatal(err)
-				}
+				made[gather] = Must(New("allgather", spec, 0))
 			}
 			forward := Beside
 			if len(docs) > 1 {

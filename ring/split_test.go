@@ -12,15 +12,9 @@ func TestSplitEndsBesideGradientsOnTheirWay(t *testing.T) {
 	for _, algorithm := range []string{"ring", "allgather"} {
 		for rank := range ranks {
 			spec := Spec{Shape: causalShape(ranks*rows, ranks, partition.Zigzag{}, -1)}
-			whole, err := New(algorithm, spec, rank)
-			if err != nil {
-				t.Fatal(err)
-			}
+			whole := Must(New(algorithm, spec, rank))
 			spec.Split = true
-			s, err := New(algorithm, spec, rank)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := Must(New(algorithm, spec, rank))
 			first, last := s.Backward[0], s.Backward[len(s.Backward)-1]
 			if len(last.RecvGrad) == 0 || len(last.Tiles) != 1 || !last.Last || !last.Ends || last.Grads != whole.Backward[0].Grads {
 				t.Errorf("%s, rank %d: the last hop is %+v", algorithm, rank, last)
