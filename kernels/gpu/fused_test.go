@@ -24,20 +24,13 @@ type fusedRig struct {
 
 func newFused(t testing.TB, options FusedOptions) fusedRig {
 	t.Helper()
-	dev, err := cuda.Open(0)
-	check(t, err)
-	stream, err := dev.NewStream("compute", false)
-	check(t, err)
-	loader, err := NewLoader(dev)
-	check(t, err)
+	dev, stream, loader := openGPU(t)
 	f, err := NewFused(stream, loader, options)
 	check(t, err)
 	t.Cleanup(func() {
 		check(t, stream.Sync(context.Background()))
 		t.Logf("cuDNN built %d plans", f.Plans())
 		check(t, f.Close())
-		check(t, stream.Close())
-		check(t, dev.Close())
 	})
 	return fusedRig{f, dev, &transfers{dev: dev, stream: stream}}
 }
@@ -62,17 +55,13 @@ func beyondAnyDims(c attentiontest.Case) bool {
 }
 
 // Each shape of a case takes a plan, so not every case runs in every way.
-var fusedSuite = attentiontest.Options{
-	DTypes:     []tensor.DType{tensor.BF16},
-	MaxHeadDim: 256,
-	NoDelta:    true,
-	NoScores:   true,
-	Leaves:     beyondFused,
-}
+var fusedSuite = attentiontest.Options{DTypes: []tensor.DType{tensor.BF16}, MaxHeadDim: 256, NoDelta: true,
+	NoScores: true, Leaves: beyondFused}
 
-func TestFused(t *testing.T) {
-	rig := func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{}).rig() }
-	attentiontest.TestKernel(t, rig, fusedSuite)
+func TestFused(t *testing.T) { testFused(t, FusedOptions{}, fusedSuite) }
+
+func testFused(t *testing.T, o FusedOptions, suite attentiontest.Options) {
+	attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig { return newFused(t, o).rig() }, suite)
 }
 
 // TestFusedPacked runs the cases with several tiles, calls or batches as packed calls.
@@ -81,8 +70,7 @@ func TestFusedPacked(t *testing.T) {
 	suite.Leaves = func(c attentiontest.Case) bool {
 		return beyondFused(c) || len(c.Tiles) < 2 && c.Calls < 2 && c.Batch < 2
 	}
-	rig := func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{Packed: true}).rig() }
-	attentiontest.TestKernel(t, rig, suite)
+	testFused(t, FusedOptions{Packed: true}, suite)
 }
 
 // TestFusedBands runs the cases with head dims too small for cuDNN with other head dims.

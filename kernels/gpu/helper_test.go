@@ -61,6 +61,22 @@ func allRows(n int) []int {
 	return rows
 }
 
+// openGPU opens the first GPU, and closes it after the test's other cleanups.
+func openGPU(t testing.TB) (*cuda.Device, *cuda.Stream, *Loader) {
+	t.Helper()
+	dev, err := cuda.Open(0)
+	check(t, err)
+	stream, err := dev.NewStream("compute", false)
+	check(t, err)
+	loader, err := NewLoader(dev)
+	check(t, err)
+	t.Cleanup(func() {
+		check(t, stream.Close())
+		check(t, dev.Close())
+	})
+	return dev, stream, loader
+}
+
 // newTestCPU returns the CPU kernels to which tests compare the GPU.
 func newTestCPU(t testing.TB) *cpu.Kernels {
 	stream := tensor.NewHostStream("test")

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/opstest"
@@ -33,20 +32,13 @@ type cudaRig struct {
 
 func newCUDARig(t testing.TB) *cudaRig {
 	t.Helper()
-	dev, err := cuda.Open(0)
-	check(t, err)
-	stream, err := dev.NewStream("compute", false)
-	check(t, err)
-	loader, err := NewLoader(dev)
-	check(t, err)
+	dev, stream, loader := openGPU(t)
 	c, err := NewOps(stream, loader)
 	check(t, err)
 	check(t, c.Preload())
 	t.Cleanup(func() {
 		check(t, stream.Sync(context.Background()))
 		check(t, c.Close())
-		check(t, stream.Close())
-		check(t, dev.Close())
 	})
 	return &cudaRig{
 		Ops: c, t: t, transfers: &transfers{dev: dev, stream: stream}, cpu: newTestCPU(t), rng: rand.New(rand.NewPCG(1, 2)),

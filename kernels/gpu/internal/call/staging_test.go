@@ -66,14 +66,8 @@ func TestStagingKeepsWhatIsCopiedLater(t *testing.T) {
 			}
 		}
 		if limit := int64(behind+2)*4*8200 + 2*stagingBlock; len(d.got) != calls || bytes > limit {
-			t.Errorf(
-				"%d copies behind: %d copies from %d bytes in %d blocks, want at most %d bytes",
-				behind,
-				len(d.got),
-				bytes,
-				blocks,
-				limit,
-			)
+			t.Errorf("%d copies behind: %d copies from %d bytes in %d blocks, want at most %d bytes", behind, len(d.got), bytes,
+				blocks, limit)
 		}
 	}
 }
