@@ -27,7 +27,7 @@ func Draws(n int) int {
 // Variants lists the Algorithms, and variants that fetch rows in one hop before the first call.
 var Variants = append([]string{"allgather before", "hierarchical before", "allgather auto"}, Algorithms...)
 
-// Layouts returns the layouts of a sequence, with documents also those of documents.
+// Layouts returns the layouts of a sequence. If it has documents, they include the layouts of documents.
 func Layouts(docs []int) []partition.Layout {
 	all := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}, partition.Window{Rows: 9}}
 	if docs != nil {

@@ -93,28 +93,6 @@ func (p *Planner) groupBuffers(list []Buffer, from, sets int) []Buffer {
 	return all
 }
 
-// openGroup returns a buffer of one group: part of the rank's own tensor, new workspace, or an earlier group's
-// workspace.
-func (r *Ring) openGroup(bufs []kv, x Buffer) kv {
-	own := kv{someHeads(bufs[0].k, x.Heads), someHeads(bufs[0].v, x.Heads)}
-	switch x.In {
-	case 0:
-		return own
-	case len(bufs):
-		return kv{r.like(own.k, x.Rows), r.like(own.v, x.Rows)}
-	}
-	return kv{narrow(bufs[x.In].k, x.Heads.Len()), narrow(bufs[x.In].v, x.Heads.Len())}
-}
-
-func someHeads(v View, h partition.Range) View { return v.Slice(tensor.Heads, h.Lo, h.Hi) }
-
-// narrow returns dense workspace with fewer heads, in the memory of v.
-func narrow(v View, heads int) View {
-	shape := v.Shape()
-	shape[tensor.Heads] = heads
-	return tensor.Dense(v.Memory(), v.DType(), v.Offset(), shape)
-}
-
 // groupKernel gives each pass the heads of the next group.
 type groupKernel struct {
 	attention.Kernel

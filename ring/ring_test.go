@@ -3,12 +3,9 @@ package ring_test
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -16,9 +13,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/attentiontest"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/near"
-	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
@@ -392,73 +389,25 @@ func TestRingRepeatsBitForBit(t *testing.T) {
 	}
 }
 
-func fixture(t *testing.T, path string) (problem, result) {
-	t.Helper()
-	f, err := safetensors.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	read := func(name string) tensor.View {
-		info, ok := f.Info(name)
-		if !ok {
-			t.Fatalf("%s: no tensor %s", path, name)
-		}
-		v := tensor.New(tensor.F32, info.Shape...)
-		if err := f.ReadInto(name, v, 0); err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-	p := problem{q: read("q"), k: read("k"), v: read("v"), do: read("dout")}
-	meta := f.Metadata()
-	window := -1
-	if meta["window"] != "" {
-		if window, err = strconv.Atoi(meta["window"]); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var docs []int
-	if err := json.Unmarshal([]byte(meta["docs"]), &docs); err != nil {
-		t.Fatal(err)
-	}
-	if p.softmax.Scale, err = strconv.ParseFloat(meta["scale"], 64); err != nil {
-		t.Fatal(err)
-	}
-	p.shape.SeqQ, p.shape.SeqKV = p.q.Len(tensor.Seq), p.k.Len(tensor.Seq)
-	if p.shape.Mask, err = partition.NewMask(meta["causal"] == "true", window, p.shape.SeqQ, p.shape.SeqKV,
-		docs); err != nil {
-		t.Fatal(err)
-	}
-	lse := read("lse") // [1, batch, heads, seq] in the file
-	b, h, s := lse.Len(1), lse.Len(2), lse.Len(3)
-	rows := tensor.New(tensor.F32, b, s, h, 1)
-	for i := range b {
-		for j := range h {
-			for k := range s {
-				tensor.Data[float32](rows)[(i*s+k)*h+j] = tensor.Data[float32](lse)[(i*h+j)*s+k]
-			}
-		}
-	}
-	return p, result{read("out"), rows, read("dq"), read("dk"), read("dv")}
-}
-
 // The fixtures were computed in float64 by somebody else's code. Four ranks try every algorithm in every layout; other numbers
 // of ranks every algorithm in zigzag, and a ring in every layout.
 func TestFixtures(t *testing.T) {
 	seen = [5]float64{}
 	defer func() { t.Logf("largest relative differences of %v: %.2g", resultNames, seen) }()
-	files, err := filepath.Glob("../attention/attentiontest/testdata/*.safetensors")
-	if err != nil || len(files) != 5 {
-		t.Fatalf("%d fixtures, %v; want 5", len(files), err)
+	files := attentiontest.Fixtures(t)
+	if len(files) != 5 {
+		t.Fatalf("%d fixtures, want 5", len(files))
 	}
 	sizes := []int{1, 2, 3, 4, 8}
 	if testing.Short() {
 		sizes = []int{4}
 	}
-	for i, file := range files {
-		name := strings.TrimSuffix(filepath.Base(file), ".safetensors")
-		p, want := fixture(t, file)
+	for i, f := range files {
+		p := problem{q: f.Q, k: f.K, v: f.V, do: f.DOut, softmax: f.Softmax}
+		p.shape = partition.Shape{SeqQ: f.Q.Len(tensor.Seq), SeqKV: f.K.Len(tensor.Seq), Mask: f.Mask}
+		lse := like(f.Out, p.shape.SeqQ, f.Q.Len(tensor.Heads), 1)
+		tensor.Copy(lse, f.LSE) // the ring compares dense tensors
+		want := result{f.Out, lse, f.DQ, f.DK, f.DV}
 		for _, size := range sizes {
 			for k, layout := range partition.Names {
 				docs := p.shape.Mask.Docs
@@ -476,7 +425,7 @@ func TestFixtures(t *testing.T) {
 					if size != 4 && layout != "zigzag" && algorithm != "ring" {
 						continue
 					}
-					what := fmt.Sprintf("%s, %s, %s, %d ranks", name, algorithm, layout, size)
+					what := fmt.Sprintf("%s, %s, %s, %d ranks", f.Name, algorithm, layout, size)
 					compare(t, what, run(t, p, algorithm, onCPU), want, 3e-6) // three times the largest error measured
 				}
 			}

@@ -207,15 +207,15 @@ func (s *sim) rank(sch *Schedule, backward bool) (out, dkv grid) {
 	q := names(s.shape.Layout.Spans(s.shape.SeqQ, s.shape.Size, sch.Rank), s.heads)
 	kv := names(s.shape.Layout.Spans(s.shape.SeqKV, s.shape.Size, sch.Rank), s.kvHeads)
 	rowsQ, rowsKV := len(q), len(kv)
-	s.give(sch, sch.Q, q)
-	s.give(sch, sch.KV, kv)
+	s.give(sch, sch.Q, q, false)
+	s.give(sch, sch.KV, kv, false)
 	q, kv = s.take(sch, sch.Q, q), s.take(sch, sch.KV, kv)
 	o := newGrid(len(q), width(q, sch.Q, s.heads), 0)
 	grads := newGrid(sch.GradBufs[0].Rows, width(kv, sch.KV, s.kvHeads), unset)
 	s.passes(sch, backward, q, o, kv, grads)
-	s.giveBack(sch, sch.Q, o)
+	s.give(sch, sch.Q, o, true)
 	if backward {
-		s.giveBack(sch, sch.KV, grads)
+		s.give(sch, sch.KV, grads, true)
 	}
 	out = s.takeBack(sch, sch.Q, o, rowsQ, s.heads)
 	if backward {
@@ -274,11 +274,17 @@ func width(g grid, x *Exchange, own int) int {
 	return own
 }
 
-func (s *sim) give(sch *Schedule, x *Exchange, own grid) {
-	if x != nil {
-		for _, m := range x.Send {
-			s.wires[sch.Rank][m.Peer] <- own.box(m.Box).clone()
-		}
+// give sends boxes of a grid: those to send, or on the way back the received ones.
+func (s *sim) give(sch *Schedule, x *Exchange, g grid, back bool) {
+	if x == nil {
+		return
+	}
+	moves := x.Send
+	if back {
+		moves = x.Recv
+	}
+	for _, m := range moves {
+		s.wires[sch.Rank][m.Peer] <- g.box(m.Box).clone()
 	}
 }
 
@@ -296,14 +302,6 @@ func (s *sim) take(sch *Schedule, x *Exchange, own grid) grid {
 		})
 	}
 	return all
-}
-
-func (s *sim) giveBack(sch *Schedule, x *Exchange, all grid) {
-	if x != nil {
-		for _, m := range x.Recv {
-			s.wires[sch.Rank][m.Peer] <- all.box(m.Box).clone()
-		}
-	}
 }
 
 func (s *sim) takeBack(sch *Schedule, x *Exchange, all grid, rows, heads int) grid {
