@@ -10,13 +10,8 @@ import (
 // A schedule lists the work of a rank, hop by hop: three ranks have 12 causal positions in a zigzag ring, and this is
 // rank 1 in a forward pass.
 func ExampleNew() {
-	shape := partition.Shape{
-		SeqQ:   12,
-		SeqKV:  12,
-		Size:   3,
-		Layout: partition.Zigzag{},
-		Mask:   partition.Mask{Band: partition.Causal()},
-	}
+	causal := partition.Mask{Band: partition.Causal()}
+	shape := partition.Shape{SeqQ: 12, SeqKV: 12, Size: 3, Layout: partition.Zigzag{}, Mask: causal}
 	s, err := ring.New("ring", ring.Spec{Shape: shape}, 1)
 	if err != nil {
 		fmt.Println(err)
@@ -25,16 +20,12 @@ func ExampleNew() {
 	for _, hop := range s.Forward {
 		fmt.Println(hop.Label)
 		for _, m := range hop.SendKV {
-			fmt.Printf("  sends rows %d to %d of buffer %d to rank %d\n", m.Block.Lo, m.Block.Hi, m.Block.Buf, m.Peer)
+			b := m.Block
+			fmt.Printf("  sends rows %d to %d of buffer %d to rank %d\n", b.Lo, b.Hi, b.Buf, m.Peer)
 		}
 		for _, m := range hop.RecvKV {
-			fmt.Printf(
-				"  receives rows %d to %d of buffer %d from rank %d\n",
-				m.Block.Lo,
-				m.Block.Hi,
-				m.Block.Buf,
-				m.Peer,
-			)
+			b := m.Block
+			fmt.Printf("  receives rows %d to %d of buffer %d from rank %d\n", b.Lo, b.Hi, b.Buf, m.Peer)
 		}
 		for _, t := range hop.Tiles {
 			fmt.Printf("  computes queries %v against keys %v of buffer %d\n", t.Q, t.K, hop.Keys.Buf)

@@ -70,16 +70,11 @@ func rendezvous(all []*Schedule, backward bool) error {
 			}
 		}
 	}
-	for way, list := range sent {
-		if len(received[way]) != len(list) {
-			return fmt.Errorf("rank %d sends %d messages to %d, which receives %d", way[0], len(list), way[1],
-				len(received[way]))
-		}
-	}
-	for way, list := range received {
-		if len(sent[way]) != len(list) {
-			return fmt.Errorf("rank %d receives %d messages of %d, which sends %d", way[1], len(list), way[0],
-				len(sent[way]))
+	for r := range all {
+		for p := range all {
+			if out, in := len(sent[[2]int{r, p}]), len(received[[2]int{r, p}]); out != in {
+				return fmt.Errorf("rank %d sends %d messages to %d, which receives %d", r, out, p, in)
+			}
 		}
 	}
 	at := make([]int, len(all)) // the exchange that each rank is in

@@ -352,9 +352,8 @@ type precise struct {
 	seen *tensor.DType
 }
 
-func (p precise) Forward(
-	o tensor.View, acc attention.Partial, q tensor.View, s attention.Softmax,
-) (attention.ForwardPass, error) {
+func (p precise) Forward(o tensor.View, acc attention.Partial, q tensor.View, s attention.Softmax) (
+	attention.ForwardPass, error) {
 	*p.seen = acc.O.DType()
 	return p.Kernel.Forward(o, acc, q, s)
 }

@@ -35,9 +35,6 @@ type rankTensors struct {
 	grads          attention.Grads
 }
 
-// at16 returns the value of a bfloat16.
-func at16(b uint16) float64 { return float64(math.Float32frombits(uint32(b) << 16)) }
-
 // put copies rows [from] of a host tensor to the device.
 func (r fusedRig) put(t testing.TB, all []uint16, from []int, heads, dim int) View {
 	t.Helper()
@@ -51,10 +48,12 @@ func (r fusedRig) put(t testing.TB, all []uint16, from []int, heads, dim int) Vi
 	return tensor.Dense(mem[0], tensor.BF16, 0, h.Shape())
 }
 
-// empty returns uninitialised device memory.
+// empty returns uninitialised device memory, of whole words, as get copies it.
 func (r fusedRig) empty(t testing.TB, dtype tensor.DType, seq, heads, dim int) View {
 	t.Helper()
-	return place(t, r.dev, dtype, [4]int{1, seq, heads, dim})
+	mem, err := r.dev.Alloc(int64(seq*heads*dim*dtype.Size()+7) / 8 * 8)
+	check(t, err)
+	return tensor.Dense(mem, dtype, 0, [4]int{1, seq, heads, dim})
 }
 
 // get copies rows of a device tensor to a host tensor.
@@ -63,14 +62,10 @@ func (r fusedRig) get(t testing.TB, v View, all []float64, to []int) {
 	h := tensor.NewHost(v.Memory().Bytes())
 	check(t, r.transfers.downloadAll([]*tensor.Host{h}, []tensor.Memory{v.Memory()}))
 	n := v.Len(tensor.Heads) * v.Len(tensor.Dim)
-	here := tensor.Dense(h, v.DType(), 0, v.Shape())
+	here := near.Decode(tensor.Dense(h, v.DType(), 0, v.Shape()))
 	for i, row := range to {
 		for j := range n {
-			if v.DType() == tensor.BF16 {
-				all[row*n+j] += at16(tensor.Data[uint16](here)[i*n+j])
-			} else {
-				all[row*n+j] += float64(tensor.Data[float32](here)[i*n+j])
-			}
+			all[row*n+j] += here[i*n+j]
 		}
 	}
 }

@@ -178,9 +178,7 @@ func hostBytes(h *tensor.Host) []byte {
 
 func settle(t testing.TB, c *cpu.Kernels) {
 	t.Helper()
-	if err := c.Stream().Sync(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, c.Stream().Sync(context.Background()))
 }
 
 func normal(rng *rand.Rand, shape ...int) View {

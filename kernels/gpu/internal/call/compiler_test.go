@@ -79,38 +79,36 @@ func (c *compiler) compile(to, file string, more ...string) error {
 
 // text compiles the text of a kernel. It may include the directory's headers.
 func (c *compiler) text(name string, code []byte, defines ...string) (string, error) {
-	return c.file(name, func(to string) error {
-		if err := os.WriteFile(filepath.Join(c.dir, name+".cu"), code, 0o600); err != nil {
-			return err
-		}
-		options := []string{"-shared", "-fPIC"}
-		for _, d := range defines {
-			options = append(options, "-D"+d)
-		}
-		return c.compile(to, name+".cu", options...)
-	})
+	return c.file(name, func(to string) error { return c.kernel(to, name, code, defines) })
+}
+
+func (c *compiler) kernel(to, name string, code []byte, defines []string) error {
+	if err := os.WriteFile(filepath.Join(c.dir, name+".cu"), code, 0o600); err != nil {
+		return err
+	}
+	options := []string{"-shared", "-fPIC"}
+	for _, d := range defines {
+		options = append(options, "-D"+d)
+	}
+	return c.compile(to, name+".cu", options...)
 }
 
 // program compiles a program as NVRTC does, but with the headers in testdata/host.
 func (c *compiler) program(name string) (string, error) {
-	c.mu.Lock()
-	made := c.files[name]
-	c.mu.Unlock()
-	if made != nil {
-		return made()
-	}
-	p, err := source.Find(name)
-	if err != nil {
-		return "", err
-	}
-	code, headers, err := p.Source()
-	if err != nil {
-		return "", err
-	}
-	if err := c.add(headers); err != nil {
-		return "", err
-	}
-	return c.text(name, code, p.Defines...)
+	return c.file(name, func(to string) error {
+		p, err := source.Find(name)
+		if err != nil {
+			return err
+		}
+		code, headers, err := p.Source()
+		if err == nil {
+			err = c.add(headers)
+		}
+		if err != nil {
+			return err
+		}
+		return c.kernel(to, name, code, p.Defines)
+	})
 }
 
 // add adds missing headers to the directory.

@@ -53,11 +53,9 @@ const large = 163 << 10
 func (k *hostFlash) suite(t *testing.T, dtype tensor.DType, leaves func(attentiontest.Case) bool) {
 	t.Run(fmt.Sprintf("%v, deterministic %t", dtype, k.deterministic), func(t *testing.T) {
 		k.t = t
-		attentiontest.TestKernel(
-			t,
-			func(testing.TB) attentiontest.Rig { return k.rig() },
-			attentiontest.Options{DTypes: []tensor.DType{dtype}, MaxHeadDim: source.FlashMaxDim, Leaves: leaves, NoScores: true},
-		)
+		attentiontest.TestKernel(t, func(testing.TB) attentiontest.Rig { return k.rig() }, attentiontest.Options{
+			DTypes: []tensor.DType{dtype}, MaxHeadDim: source.FlashMaxDim, Leaves: leaves, NoScores: true,
+		})
 	})
 }
 
@@ -107,21 +105,19 @@ func TestFlashShapesOnHost(t *testing.T) {
 			k := &hostFlash{h, deterministic, shared}
 			rig := k.rig()
 			for _, dims := range [][2]int{{32, 32}, {64, 64}, {128, 128}, {192, 192}, {256, 256}, {72, 40}, {101, 33}} {
-				t.Run(
-					fmt.Sprintf("%d and %d, %d bytes, deterministic %t", dims[0], dims[1], shared, deterministic),
-					func(t *testing.T) {
-						h.t = t
-						for seed := range uint64(2) {
-							if testing.Short() && (seed == 0) != deterministic {
-								continue
-							}
-							c := attentiontest.RandomCase(seed)
-							c.Dim, c.DimV = dims[0], dims[1]
-							c.Softmax.Scale = 1 / math.Sqrt(float64(c.Dim))
-							attentiontest.Check(t, rig, c, tensor.F32)
+				of := fmt.Sprintf("%d and %d, %d bytes, deterministic %t", dims[0], dims[1], shared, deterministic)
+				t.Run(of, func(t *testing.T) {
+					h.t = t
+					for seed := range uint64(2) {
+						if testing.Short() && (seed == 0) != deterministic {
+							continue
 						}
-					},
-				)
+						c := attentiontest.RandomCase(seed)
+						c.Dim, c.DimV = dims[0], dims[1]
+						c.Softmax.Scale = 1 / math.Sqrt(float64(c.Dim))
+						attentiontest.Check(t, rig, c, tensor.F32)
+					}
+				})
 			}
 		}
 	}

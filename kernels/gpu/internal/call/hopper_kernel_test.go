@@ -160,14 +160,8 @@ func (k *hostFlash) launchForward(l HopperForward) error {
 		return err
 	}
 	const grid = 2
-	return k.start(
-		l.Program,
-		l.Kernel,
-		[3]int{min(grid, l.Blocks), 1, 1},
-		[2]int{l.Threads, 1},
-		l.Shared,
-		argumentsOf(p),
-	)
+	return k.start(l.Program, l.Kernel, [3]int{min(grid, l.Blocks), 1, 1}, [2]int{l.Threads, 1}, l.Shared,
+		argumentsOf(p))
 }
 
 func (k hostHopper) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
