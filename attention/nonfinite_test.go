@@ -14,7 +14,7 @@ import (
 func TestReferenceNonFinite(t *testing.T) {
 	sample := 1
 	if testing.Short() {
-		sample = 4
+		sample = 6
 	}
 	attentiontest.TestNonFinite(t, func(testing.TB) attentiontest.Rig {
 		return attentiontest.Rig{Kernel: attention.NewReference[float32](nil)}

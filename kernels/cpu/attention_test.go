@@ -31,16 +31,16 @@ func newRig(t testing.TB) attentiontest.Rig {
 func TestAttention(t *testing.T) {
 	attentiontest.TestKernel(t, newRig, attentiontest.Options{DTypes: []tensor.DType{tensor.F32}})
 	others := []tensor.DType{tensor.BF16, tensor.F64, tensor.F16}
-	attentiontest.TestKernel(t, newRig, attentiontest.Options{DTypes: others, Leaves: twoOfThree()})
+	attentiontest.TestKernel(t, newRig, attentiontest.Options{DTypes: others, Leaves: oneOf(6)})
 }
 
-// twoOfThree leaves out two of three cases under -short. All types and levels run the same code for them.
-func twoOfThree() func(attentiontest.Case) bool {
+// oneOf keeps one of n cases with -short. All types and levels run the same code for them.
+func oneOf(n int) func(attentiontest.Case) bool {
 	if !testing.Short() {
 		return nil
 	}
-	n := -1
-	return func(attentiontest.Case) bool { n++; return n%3 != 0 }
+	i := -1
+	return func(attentiontest.Case) bool { i++; return i%n != 0 }
 }
 
 // TestAttentionAtLevels runs the suite also with the other instructions. float64 has no levels, and all levels convert
@@ -51,7 +51,7 @@ func TestAttentionAtLevels(t *testing.T) {
 			attentiontest.TestKernel(
 				t,
 				newRig,
-				attentiontest.Options{DTypes: []tensor.DType{tensor.F32}, Leaves: twoOfThree()},
+				attentiontest.Options{DTypes: []tensor.DType{tensor.F32}, Leaves: oneOf(6)},
 			)
 		}
 	})
@@ -159,7 +159,11 @@ func TestAddStrided(t *testing.T) {
 
 // FuzzAttention runs random cases: a hop of a random layout under a random mask.
 func FuzzAttention(f *testing.F) {
-	for seed := range uint64(30) {
+	seeds := uint64(30)
+	if testing.Short() {
+		seeds = 12
+	}
+	for seed := range seeds {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
@@ -211,17 +215,17 @@ func TestForwardPieces(t *testing.T) {
 
 // TestAttentionNonFinite runs the suite of NaN and infinities with all instructions. Only float32 has several.
 func TestAttentionNonFinite(t *testing.T) {
-	best, others := 1, 1
+	sample := 1
 	if testing.Short() {
-		best, others = 2, 4
+		sample = 4
 	}
 	atLevels(t, func(t *testing.T) {
-		opts := attentiontest.Options{DTypes: []tensor.DType{tensor.F32}, Sample: best}
+		opts := attentiontest.Options{DTypes: []tensor.DType{tensor.F32}, Sample: sample}
 		if used, best := Instructions(); used != best {
-			opts.Leaves, opts.Sample = twoOfThree(), others
+			opts.Leaves = oneOf(3)
 		}
 		attentiontest.TestNonFinite(t, newRig, opts)
 	})
 	attentiontest.TestNonFinite(t, newRig, attentiontest.Options{
-		DTypes: []tensor.DType{tensor.BF16, tensor.F64, tensor.F16}, Leaves: twoOfThree(), Sample: others})
+		DTypes: []tensor.DType{tensor.BF16, tensor.F64, tensor.F16}, Leaves: oneOf(3), Sample: sample})
 }
