@@ -29,9 +29,9 @@ run: build ## train the example and generate text
 	bin/cprun --nproc $(NPROC) $(ARGS) $(CONFIG)
 	@run=$$(scripts/run-dir $(CONFIG) $(ARGS)) && { test -z "$$run" || bin/cprun generate "$$run" --echo --prompt '$(PROMPT)'; }
 
-# The longest packages start first, so that none runs alone at the end. Many tests wait for processes and clocks, so twice
-# as many packages run as there are cores, and twice as many tests in each.
-PARALLEL  = -p $$((2 * $$(nproc))) -parallel $$((2 * $$(nproc)))
+# The longest packages start first, so that none runs alone at the end. Many tests wait for processes and clocks, so three
+# packages run for two cores, and two tests for each core in each. More only take each other's caches.
+PARALLEL  = -p $$((3 * $$(nproc) / 2)) -parallel $$((2 * $$(nproc)))
 LONGEST = ./internal/run/train ./cmd/cprun ./comm ./ring
 
 # Runs every test; -short leaves repetitions of the same work to `make test-full`. go vet runs first, over all packages;
