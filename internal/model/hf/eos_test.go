@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -91,5 +92,20 @@ func TestEndsAreThoseOfGenerate(t *testing.T) {
 		map[string]string{"generation_config.json": `{"eos_token_id": [1, "x"]}`})); err == nil ||
 		!strings.Contains(err.Error(), "generation_config.json: eos_token_id") {
 		t.Errorf("an id that is none: %v", err)
+	}
+}
+
+func TestSpecialIDsAreNoneOneOrSeveral(t *testing.T) {
+	for raw, want := range map[string][]int{"": nil, "null": nil, "7": {7}, "[3, 4]": {3, 4}} {
+		c := Config{TokenIDs: map[string]json.RawMessage{"eos_token_id": json.RawMessage(raw)}}
+		if got, err := c.SpecialIDs("eos_token_id"); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: %v, %v, want %v", raw, got, err, want)
+		}
+	}
+	for _, raw := range []string{"-1", `"</s>"`, "[1, -2]"} {
+		c := Config{TokenIDs: map[string]json.RawMessage{"eos_token_id": json.RawMessage(raw)}}
+		if ids, err := c.SpecialIDs("eos_token_id"); err == nil || !strings.Contains(err.Error(), "eos_token_id: ") {
+			t.Errorf("%s: %v, %v", raw, ids, err)
+		}
 	}
 }
