@@ -206,7 +206,7 @@ func TestCopyEngineGPUAbort(t *testing.T) {
 			return nil
 		}
 		time.Sleep(20 * time.Millisecond)
-		r.Abort(boom)
+		r.Abort(errBoom)
 		return nil
 	})
 }

@@ -23,7 +23,7 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-var boom = errors.New("the loss is not a number")
+var errBoom = errors.New("the loss is not a number")
 
 func TestCopyEngineCases(t *testing.T) {
 	ranks, part := []int{1, 2, 3, 4}, 1
@@ -80,14 +80,14 @@ func TestCopyEngineAbort(t *testing.T) {
 		}
 		if r.Rank() == 2 {
 			time.Sleep(5 * time.Millisecond)
-			r.Abort(boom)
+			r.Abort(errBoom)
 		}
 		err = p.Sync(ctx)
 		close(gate)
-		if !strings.Contains(fmt.Sprint(err), boom.Error()) || comm.IsRemote(err) != (r.Rank() != 2) {
+		if !strings.Contains(fmt.Sprint(err), errBoom.Error()) || comm.IsRemote(err) != (r.Rank() != 2) {
 			return fmt.Errorf("the call ended with %w", err)
 		}
-		if err := r.rig.stream().Sync(ctx); !strings.Contains(fmt.Sprint(err), boom.Error()) {
+		if err := r.rig.stream().Sync(ctx); !strings.Contains(fmt.Sprint(err), errBoom.Error()) {
 			return fmt.Errorf("the compute stream ended with %w", err)
 		}
 		if _, err := r.Exchange(nil, nil); err == nil {
@@ -105,7 +105,7 @@ func TestCopyEngineBehindFullQueues(t *testing.T) {
 		limit time.Duration
 		want  error
 		say   string
-	}{{"deadline", 100 * time.Millisecond, comm.ErrDeadline, "rank 1"}, {"abort", -1, nil, boom.Error()}} {
+	}{{"deadline", 100 * time.Millisecond, comm.ErrDeadline, "rank 1"}, {"abort", -1, nil, errBoom.Error()}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			ctx := testContext(t)
@@ -122,7 +122,7 @@ func TestCopyEngineBehindFullQueues(t *testing.T) {
 					p, err := r.Exchange(nil, with(0, v))
 					if err == nil && c.limit < 0 {
 						time.Sleep(20 * time.Millisecond)
-						r.Abort(boom)
+						r.Abort(errBoom)
 					}
 					if err = comm.Finish(ctx)(p, err); comm.IsRemote(err) == (c.limit < 0) {
 						return fmt.Errorf("the call ended with %w", err)
@@ -207,7 +207,7 @@ func TestNoGates(t *testing.T) {
 		r.e.near[peer] = false
 		if r.Rank() == 1 {
 			time.Sleep(5 * time.Millisecond)
-			r.Abort(boom)
+			r.Abort(errBoom)
 			return nil
 		}
 		if p, err = r.Exchange(nil, with(1, v)); err != nil {
