@@ -145,6 +145,12 @@ func chooseOfFamily(c *hf.Config, r *rand.Rand) {
 	if f.Partial && r.IntN(2) == 0 {
 		c.HeadDim, c.PartialRotaryFactor = 12, 0.5
 	}
+	switch f.Name {
+	case "granite":
+		c.AttentionMultiplier, c.EmbeddingMultiplier, c.ResidualMultiplier, c.LogitsScaling = 0.2, 3, 0.7, 2
+	case "ministral3":
+		c.RopeScaling = &hf.RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 8, QueryBeta: 0.5}
+	}
 	if pairs := c.RotaryDim() / 2; f.Partial && r.IntN(2) == 0 {
 		c.RopeScaling = &hf.RopeScaling{Type: "longrope", Factor: 4, OriginalMax: 16,
 			ShortFactor: slices.Repeat([]float64{1.5}, pairs), LongFactor: slices.Repeat([]float64{4}, pairs)}
