@@ -35,7 +35,8 @@ PARALLEL  = -p $$((3 * $$(nproc) / 2)) -parallel $$((2 * $$(nproc)))
 LONGEST = ./internal/run/train ./cmd/cprun ./comm ./ring
 
 # Runs every test; -short leaves repetitions of the same work to `make test-full`. go vet runs first, over all packages;
-# go test -vet=all would vet the standard library too. Tests need no debug information (-w). SLOWEST names a file for the ten slowest tests.
+# go test -vet=all would vet the standard library too. Tests need no debug information (-w). SLOWEST names a file for the
+# ten slowest tests.
 test: ## run every test of the CPU build, in its short form
 	$(GO) vet ./...
 	$(GO) $(if $(SLOWEST),run ./scripts/gotest $(SLOWEST),test) -short -vet=off -ldflags=-w $(PARALLEL) $(LONGEST) ./...

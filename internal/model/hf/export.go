@@ -246,6 +246,8 @@ func (c *Config) keys(dir string, dtype safetensors.DType) (map[string]any, erro
 	d := *c // with values where transformers wants no null
 	d.PartialRotaryFactor = cmp.Or(c.PartialRotaryFactor, 1)
 	d.RopeLocalBaseFreq = cmp.Or(c.RopeLocalBaseFreq, c.RopeTheta)
+	d.AttentionMultiplier, d.EmbeddingMultiplier = c.SoftmaxScale(), cmp.Or(c.EmbeddingMultiplier, 1)
+	d.ResidualMultiplier, d.LogitsScaling = cmp.Or(c.ResidualMultiplier, 1), cmp.Or(c.LogitsScaling, 1)
 	if len(c.NoRopeLayers) == 0 {
 		d.NoRopeLayers = slices.Repeat([]int{1}, c.NumHiddenLayers)
 	}

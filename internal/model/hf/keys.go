@@ -107,7 +107,7 @@ var ConfigKeys = []ConfigKey{
 	{Name: "mlp_bias", Default: "false", has: func(f *Family) bool { return f.Tensors[Gate.Bias()] != "" },
 		lacks: "%v is not supported: %s has no bias in the MLP", Doc: "biases of the projections of the MLP"},
 	{Name: localKey, Default: "null", off: true, Within: "(1, inf)", lacks: ignored,
-		Doc: "rope_theta of layers with a window, without rope_scaling; only gemma3_text, olmo3; null: rope_theta"},
+		Doc: "rope_theta of layers with a window, never scaled; only gemma3_text, olmo3; null: rope_theta"},
 	{Name: scalarKey, Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
 		Doc: "attention scores are divided by its root; only gemma2 and gemma3_text; null: head_dim"},
 	{Name: scoreCapKey, Default: "null", off: true, Within: "(0, inf)", lacks: ignored,

@@ -112,6 +112,7 @@ func unwrapped(o object) (_ object, wrapper string) {
 		if text.keys == nil {
 			text.keys = map[string]json.RawMessage{}
 		}
+		// Several models may be in a mistral3; transformers takes mistral if the file names none.
 		if kind := text.text("model_type", "mistral"); f.Wrapper == "mistral3" && kind != name {
 			continue
 		}

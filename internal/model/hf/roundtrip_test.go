@@ -52,6 +52,23 @@ func TestLongropeIsWrittenForBothVersions(t *testing.T) {
 	}
 }
 
+// transformers reads no null as a multiplier of granite.
+func TestAbsentMultipliersAreWrittenAsOnes(t *testing.T) {
+	c := base()
+	c.Architecture = "granite"
+	m, err := c.keys("", safetensors.F32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]float64{"attention_multiplier": c.SoftmaxScale(), "embedding_multiplier": 1,
+		"residual_multiplier": 1, "logits_scaling": 1} {
+		text, _ := json.Marshal(m[key])
+		if got := 0.0; json.Unmarshal(text, &got) != nil || got != want {
+			t.Errorf("%s is %s, want %v", key, text, want)
+		}
+	}
+}
+
 // unwritten lists keys that do not describe the model, or follow from others.
 var unwritten = map[string]bool{"use_cache": true, "transformers_version": true, "no_rope_layer_interval": true,
 	"pretraining_tp": true}
