@@ -47,7 +47,7 @@ var engine = map[string]string{
 	"comm/device": "comm comm/internal/blame comm/internal/check comm/internal/pace tensor |" +
 		" comm/copyengine internal/base/cuda internal/base/nccl",
 	"ring":                   "attention comm partition tensor",
-	"kernels":                "",
+	"kernels":                "tensor",
 	"kernels/internal/shape": "tensor",
 	"kernels/cpu": "attention internal/base/half kernels kernels/cpu/internal/simd" +
 		" kernels/internal/shape partition tensor",

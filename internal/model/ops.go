@@ -93,6 +93,38 @@ type Elementwise interface {
 	Copy(dst, src View)
 }
 
+// Experts are the operations of mixtures of experts, for T tokens with k of E experts each. kernels.Pairs and Operand
+// describe the operands. Stacked weights are [1, E*out, 1, in]. logits, weight and dweight have the type of parameters.
+type Experts interface {
+	// Route chooses k experts of each row of logits [T, E], by falling score plus correction, of equal ones the first. It
+	// sets choice, int32 [1, T, k, 1], and weight, [1, T, k, 1]. correction: [1, 1, 1, E], or the zero View. A NaN counts
+	// as the largest score.
+	Route(weight, choice, logits, correction View, r kernels.Router)
+	// RouteBackward sets dlogits, of the type of activations, given dweight.
+	RouteBackward(dlogits, dweight, choice, logits View, r kernels.Router)
+	// Sort sets p for the choices.
+	Sort(p kernels.Pairs, choice View)
+
+	// GroupLinear sets y [P, out] to each row of x [P or T, in] times the transpose of its expert's rows of w, or adds it.
+	GroupLinear(y View, x kernels.Operand, w View, p kernels.Pairs, accumulate bool)
+	// GroupLinearDX sets dx [P, in] to each row of dy [P or T, out] times its expert's rows of w, or adds it.
+	GroupLinearDX(dx View, dy kernels.Operand, w View, p kernels.Pairs, accumulate bool)
+	// GroupLinearDW sets each expert's rows of dw to its rows of dy transposed times those of x, or adds it. Without
+	// tokens the product is 0.
+	GroupLinearDW(dw View, dy, x kernels.Operand, p kernels.Pairs, accumulate bool)
+	// GroupAdd adds to each row of y [P, n] its expert's row of bias [1, 1, 1, E*n], of the type of parameters.
+	GroupAdd(y, bias View, p kernels.Pairs)
+	// GroupSum adds to each expert's row of sum [1, 1, 1, E*n] the sum of its rows of dy [P, n].
+	GroupSum(sum, dy View, p kernels.Pairs)
+	// GroupGLUBackward sets, for y = a(gate) * up of each place [P, n], with the weight w of its pair: dweight
+	// [1, T, k, 1] to the sum of da*y over n, dgate and dup to the gradients given w*da as that of y, and wy to w*y.
+	// dgate, dup and wy may be gate, up and da.
+	GroupGLUBackward(dgate, dup, wy, dweight, da, gate, up, weight View, p kernels.Pairs, a kernels.Activation)
+	// Combine sets out [T, n] to add plus the sum over a token's choices, in their order, of weight times its row of y
+	// [P, n]. Without weight, the zero View, it is 1; without add, 0. out may be add.
+	Combine(out, add, y, weight View, p kernels.Pairs)
+}
+
 // Softmax returns the parameters of a model's attention.
 func Softmax(cfg *hf.Config) attention.Softmax {
 	return attention.Softmax{Scale: cfg.SoftmaxScale(), Softcap: cfg.AttnLogitSoftcapping}

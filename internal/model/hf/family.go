@@ -222,7 +222,8 @@ var families = map[string]*Family{}
 // Register adds a family at program start. It panics for a second family of that name, or if a name is missing.
 func Register(f Family) {
 	missing := f.Name == "" || f.Class == "" || f.Layer == ""
-	for _, p := range append((Layer{}).Parts(0), Part{Role: Embedding}, Part{Role: Head}, Part{Role: Norm}) {
+	parts := (Layer{MLP: MLP{Width: 1}}).Parts(0)
+	for _, p := range append(parts, Part{Role: Embedding}, Part{Role: Head}, Part{Role: Norm}) {
 		missing = missing || f.Tensors[p.Role] == "" && !p.Optional
 	}
 	if missing {

@@ -1,6 +1,10 @@
 package hf
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/cprun/cprun/kernels"
+)
 
 // A Layer describes a layer of a model. Layers with equal descriptions run the same operations on the same shapes.
 type Layer struct {
@@ -24,10 +28,19 @@ type Mixer struct {
 	WideNorms      bool // the norms of queries and keys are over all heads
 }
 
-// An MLP describes the branch that treats each token alone.
+// An MLP describes the branch that treats each token alone: a gated MLP, a mixture of experts, or the sum of both.
 type MLP struct {
-	Width int // of gate and up
-	Bias  bool
+	Width   int // of gate and up; 0: experts alone
+	Bias    bool
+	Experts Experts // zero: none
+}
+
+// Experts are gated MLPs, of which a router chooses some for each token.
+type Experts struct {
+	Count, Chosen int // E, and k of a token
+	Width         int // I, of an expert's gate and up
+	Bias          bool
+	Router        kernels.Router
 }
 
 // A Part is a parameter of a branch, or of the model outside the layers.
@@ -46,6 +59,7 @@ const (
 	Product Kind = iota // a matrix
 	Scale               // of a norm
 	Bias                // added to a product
+	Fixed               // a vector that training leaves as it is
 )
 
 // These are the parts of attention. The biases follow attention_bias.
@@ -67,6 +81,19 @@ const (
 	Gate     Role = "gate"
 	Up       Role = "up"
 	Down     Role = "down"
+)
+
+// These are the parts of a mixture of experts. A matrix holds all experts, one expert's rows after the other's. In a
+// layer with experts, the MLP for all tokens has roles of its own, since files name it otherwise.
+const (
+	Router     Role = "router"            // [E, hidden]
+	Correction Role = "router correction" // [E], added to the scores for the choice alone
+	ExpertGate Role = "expert gate"       // [E*I, hidden]
+	ExpertUp   Role = "expert up"         // [E*I, hidden]
+	ExpertDown Role = "expert down"       // [E*hidden, I]
+	SharedGate Role = "shared gate"
+	SharedUp   Role = "shared up"
+	SharedDown Role = "shared down"
 )
 
 // Bias returns the role of a projection's bias.
@@ -99,11 +126,26 @@ func (m MLP) parts(hidden int) []Part {
 	list := []Part{
 		{PostNorm, Scale, []int{hidden}, true},
 		{MLPNorm, Scale, []int{hidden}, true},
-		{Gate, Product, []int{m.Width, hidden}, false},
-		{Up, Product, []int{m.Width, hidden}, false},
-		{Down, Product, []int{hidden, m.Width}, false},
 	}
-	return biased(list, m.Bias)
+	e, gate, up, down := m.Experts, Gate, Up, Down
+	if e.Count > 0 {
+		gate, up, down = SharedGate, SharedUp, SharedDown
+		list = append(list, biased([]Part{
+			{Router, Product, []int{e.Count, hidden}, false},
+			{ExpertGate, Product, []int{e.Count * e.Width, hidden}, false},
+			{ExpertUp, Product, []int{e.Count * e.Width, hidden}, false},
+			{ExpertDown, Product, []int{e.Count * hidden, e.Width}, false},
+		}, e.Bias)...)
+		list = append(list, Part{Correction, Fixed, []int{e.Count}, true})
+	}
+	if m.Width == 0 {
+		return list
+	}
+	return append(list, biased([]Part{
+		{gate, Product, []int{m.Width, hidden}, false},
+		{up, Product, []int{m.Width, hidden}, false},
+		{down, Product, []int{hidden, m.Width}, false},
+	}, m.Bias)...)
 }
 
 // biased adds the biases of the products, which families may lack.
