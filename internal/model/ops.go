@@ -114,12 +114,16 @@ type Experts interface {
 	GroupLinearDW(dw View, dy, x kernels.Operand, p kernels.Pairs, accumulate bool)
 	// GroupAdd adds to each row of y [P, n] its expert's row of bias [1, 1, 1, E*n], of the type of parameters.
 	GroupAdd(y, bias View, p kernels.Pairs)
-	// GroupSum adds to each expert's row of sum [1, 1, 1, E*n] the sum of its rows of dy [P, n].
-	GroupSum(sum, dy View, p kernels.Pairs)
-	// GroupGLUBackward sets, for y = a(gate) * up of each place [P, n], with the weight w of its pair: dweight
-	// [1, T, k, 1] to the sum of da*y over n, dgate and dup to the gradients given w*da as that of y, and wy to w*y.
-	// dgate, dup and wy may be gate, up and da.
-	GroupGLUBackward(dgate, dup, wy, dweight, da, gate, up, weight View, p kernels.Pairs, a kernels.Activation)
+	// GroupSum adds to each expert's row of sum [1, 1, 1, E*n] the sum of its rows of dy [P or T, n], each times its weight
+	// unless that is the zero View.
+	GroupSum(sum View, dy kernels.Operand, weight View, p kernels.Pairs)
+	// GroupDot adds to the element of each pair in dweight the product of its rows of dy [P or T, n] and of bias.
+	GroupDot(dweight View, dy kernels.Operand, bias View, p kernels.Pairs)
+	// GroupGLU sets y [P, I] to act(gate) * up, the halves of the columns of x [P, 2*I].
+	GroupGLU(y, x View, act kernels.Activation)
+	// GroupGLUBackward sets, for y of GroupGLU and the weight w of a place's pair, dweight [1, T, k, 1] to the sum of da*y
+	// over I, dx to the gradient of x given w*da as that of y, and wy to w*y. dx may be x, and wy may be da.
+	GroupGLUBackward(dx, wy, dweight, da, x, weight View, p kernels.Pairs, act kernels.Activation)
 	// Combine sets out [T, n] to add plus the sum over a token's choices, in their order, of weight times its row of y
 	// [P, n]. Without weight, the zero View, it is 1; without add, 0. out may be add.
 	Combine(out, add, y, weight View, p kernels.Pairs)

@@ -88,8 +88,7 @@ const (
 const (
 	Router     Role = "router"            // [E, hidden]
 	Correction Role = "router correction" // [E], added to the scores for the choice alone
-	ExpertGate Role = "expert gate"       // [E*I, hidden]
-	ExpertUp   Role = "expert up"         // [E*I, hidden]
+	ExpertIn   Role = "expert in"         // [E*2*I, hidden], of each expert the rows of gate, then those of up
 	ExpertDown Role = "expert down"       // [E*hidden, I]
 	SharedGate Role = "shared gate"
 	SharedUp   Role = "shared up"
@@ -132,8 +131,7 @@ func (m MLP) parts(hidden int) []Part {
 		gate, up, down = SharedGate, SharedUp, SharedDown
 		list = append(list, biased([]Part{
 			{Router, Product, []int{e.Count, hidden}, false},
-			{ExpertGate, Product, []int{e.Count * e.Width, hidden}, false},
-			{ExpertUp, Product, []int{e.Count * e.Width, hidden}, false},
+			{ExpertIn, Product, []int{e.Count * 2 * e.Width, hidden}, false},
 			{ExpertDown, Product, []int{e.Count * hidden, e.Width}, false},
 		}, e.Bias)...)
 		list = append(list, Part{Correction, Fixed, []int{e.Count}, true})
