@@ -23,7 +23,7 @@ type layer struct {
 	index int
 	parts map[hf.Role]*weight
 	mixer mixer
-	mlp   mlp
+	mlp   mlpBranch
 }
 
 // A mixer first computes s.out for all tokens, which recomputation may keep, and then its summand tile by tile.
@@ -40,18 +40,9 @@ type mixer interface {
 	backward(p *pass, d, do View, s *activations) error
 }
 
-// An mlp works on tiles. t.h holds the mixer's summand until forward adds t.x.
-type mlp interface {
-	views(list []saved, m *Model, s *activations) []saved
-	// forward sets out. Without out, it sets the views for backward only.
-	forward(p *pass, t *activations, out View)
-	// backward replaces d, the gradient of out, by the gradient of h. It may overwrite t.
-	backward(p *pass, d View, t *activations)
-}
-
 func newLayer(cfg *hf.Config, i int) *layer {
 	l := &layer{Layer: cfg.Layer(i), index: i, parts: map[hf.Role]*weight{}}
-	l.mixer, l.mlp = &attend{l}, &gatedMLP{l}
+	l.mixer, l.mlp = &attend{l}, mlpBranch{l, newMLP(l)}
 	return l
 }
 
@@ -89,14 +80,16 @@ type activations struct {
 // A group of views exists at the same time.
 type group int
 
-// SaveInput keeps the first group, SaveOutput the first two, SaveAll all but the last.
+// Each layer with a backward pass keeps the first group: a route that is computed again, after other kernels, could be
+// another one. SaveInput keeps one more, SaveOutput two, SaveAll all but the last.
 const (
-	ofInput     group = iota
-	ofOutput          // of the mixer, before its product
-	ofMixer           // of the mixer, for its gradient
-	ofMixerTile       // of the mixer's input, row by row: all tokens or one tile
-	ofTile            // of the rest, row by row
-	ofAgain           // of a tile that is computed again
+	ofRoute group = iota // the choices of experts
+	ofInput
+	ofOutput    // of the mixer, before its product
+	ofMixer     // of the mixer, for its gradient
+	ofMixerTile // of the mixer's input, row by row: all tokens or one tile
+	ofTile      // of the rest, row by row
+	ofAgain     // of a tile that is computed again
 )
 
 // A saved view is [B, S, heads, dim]. With 0 heads the layer lacks it.
@@ -135,11 +128,13 @@ func (p *pass) allocTile(l *layer, s *activations, lo, hi group) {
 func (p *pass) layerForward(i int, out View, kept activations, again bool) error {
 	defer p.a.Release(p.a.Mark())
 	l, s := p.layers[i], kept
+	s.routed = again
 	if !again || s.out.O.IsZero() {
 		if err := l.mixer.forward(p, &s, false); err != nil {
 			return err
 		}
 	}
+	p.allocTile(l, &s, ofRoute, ofRoute)
 	p.allocTile(l, &s, ofTile, ofTile)
 	for lo, hi := range p.tiles(s.x) {
 		t := p.tile(l, &s, lo, hi)
@@ -154,6 +149,7 @@ func (p *pass) layerForward(i int, out View, kept activations, again bool) error
 // inputs, so the bits are the same.
 func (p *pass) layerBackward(i int, d View, s activations) error {
 	l, last := p.layers[i], ofTile
+	s.routed = true
 	if !s.all {
 		last = ofAgain
 		if err := l.mixer.forward(p, &s, !s.out.O.IsZero()); err != nil {

@@ -2,37 +2,57 @@ package model
 
 import "github.com/cprun/cprun/internal/model/hf"
 
-// gatedMLP is the MLP of llama:
+// mlpBranch is the second branch of a layer:
 //
-//	out = h + Wdown y,  y = act(Wgate n2) * Wup n2,  n2 = norm(h)
+//	out = h + mlp(n2),  n2 = norm(h)
 //
-// or, with a norm of the branch or a scale, h + norm(Wdown y).
-type gatedMLP struct{ *layer }
+// or, with a norm of the branch or a scale, h + norm(mlp(n2)).
+type mlpBranch struct {
+	*layer
+	mlp mlp
+}
+
+// An mlp is a function of each token, on tiles.
+type mlp interface {
+	views(list []saved, m *Model, s *activations) []saved
+	// forward sets y to add plus the function of x. Without y, it sets the views for backward only.
+	forward(p *pass, t *activations, y, x, add View)
+	// backward sets dx to the gradient of x, or adds it, given dy. dx may be x. It may overwrite t.
+	backward(p *pass, dx, dy, x View, t *activations, accumulate bool)
+}
+
+func newMLP(l *layer) mlp {
+	switch {
+	case l.MLP.Experts.Count == 0:
+		return &gated{l, hf.Gate, hf.Up, hf.Down}
+	case l.MLP.Width == 0:
+		return &experts{layer: l}
+	}
+	return &experts{l, &gated{l, hf.SharedGate, hf.SharedUp, hf.SharedDown}}
+}
 
 type mlpViews struct {
 	inv2, n2    View // [B, S, 1, 1] and [B, S, 1, E], the norm of h, if the family has it; else zero
 	gate, up, y View // [B, S, 1, F]
+	expertViews
 
-	// If the summand is not the product, the product, its scale and, for a tile that is computed again, the summand.
+	// If the summand is not the mlp's result, that, its scale and, for a tile that is computed again, the summand.
 	down, downInv, branch View // [B, S, 1, E], [B, S, 1, 1], [B, S, 1, E]
 }
 
-func (l *gatedMLP) views(list []saved, m *Model, s *activations) []saved {
+func (l *mlpBranch) views(list []saved, m *Model, s *activations) []saved {
 	t, f, e, n, input := m.dtype, m.accum, m.cfg.HiddenSize, m.changes(l.layer, hf.MLPNorm), l.copies(hf.PostNorm)
-	return append(list, []saved{
+	return l.mlp.views(append(list, []saved{
 		{&s.inv2, f, input, 1, ofTile},
 		{&s.n2, t, input, e, ofTile},
-		{&s.gate, t, 1, l.MLP.Width, ofTile},
-		{&s.up, t, 1, l.MLP.Width, ofTile},
-		{&s.y, t, 1, l.MLP.Width, ofTile},
 		{&s.down, t, n, e, ofTile},
 		{&s.downInv, f, n, 1, ofTile},
 		{&s.branch, t, n, e, ofAgain},
-	}...)
-
+	}...), m, s)
 }
 
-func (l *gatedMLP) forward(p *pass, t *activations, out View) {
+// forward sets out. Without out, it sets the views for backward only. t.h holds the mixer's summand until it adds t.x.
+func (l *mlpBranch) forward(p *pass, t *activations, out View) {
 	n2 := t.n2
 	if n2.IsZero() {
 		n2 = t.h
@@ -40,51 +60,66 @@ func (l *gatedMLP) forward(p *pass, t *activations, out View) {
 	} else {
 		p.ops.AddRMSNorm(n2, t.inv2, t.h, t.h, t.x, l.at(hf.PostNorm).w, p.cfg.RMSNormEps)
 	}
-	p.project(l.layer, hf.Gate, t.gate, n2, View{})
-	p.project(l.layer, hf.Up, t.up, n2, View{})
-	p.ops.GLU(t.y, t.gate, t.up, p.act)
-	again := out.IsZero()
 	if t.down.IsZero() {
-		if !again {
-			p.project(l.layer, hf.Down, out, t.y, t.h)
-		}
+		l.mlp.forward(p, t, out, n2, t.h)
 		return
 	}
-	branch := out
+	branch, again := out, out.IsZero()
 	if again {
 		branch = t.branch
 	}
-	p.project(l.layer, hf.Down, t.down, t.y, View{})
+	l.mlp.forward(p, t, t.down, n2, View{})
 	p.summand(l.layer, hf.MLPNorm, branch, t.downInv, t.down)
 	if !again {
 		p.ops.Add(out, t.h)
 	}
 }
 
-// backward reuses the memory of activations that are no longer needed. Since h = x + ..., the gradient of h is also the
-// first part of the gradient of x.
-func (l *gatedMLP) backward(p *pass, d View, t *activations) {
-	ddown := d
+// backward replaces d, the gradient of out, by the gradient of h. It may overwrite t. Since h = x + ..., the gradient
+// of h is also the first part of the gradient of x.
+func (l *mlpBranch) backward(p *pass, d View, t *activations) {
+	dy := d
 	if !t.down.IsZero() {
-		ddown = t.down
-		p.summandBackward(l.layer, hf.MLPNorm, ddown, d, t.downInv)
+		dy = t.down
+		p.summandBackward(l.layer, hf.MLPNorm, dy, d, t.downInv)
 	}
-	p.projectDW(l.layer, hf.Down, ddown, t.y)
-	dy := t.y
-	p.linearDX(dy, ddown, l.at(hf.Down), false)
+	if t.n2.IsZero() {
+		l.mlp.backward(p, d, dy, t.h, t, true)
+		return
+	}
+	norm, dn2 := l.at(hf.PostNorm), t.n2 // no longer needed
+	l.mlp.backward(p, dn2, dy, t.n2, t, false)
+	p.ops.RMSNormBackward(d, norm.g, dn2, t.h, t.inv2, norm.w, true)
+}
 
+// gated is the MLP of llama, Wdown y with y = act(Wgate x) * Wup x.
+type gated struct {
+	*layer
+	gate, up, down hf.Role
+}
+
+func (l *gated) views(list []saved, m *Model, s *activations) []saved {
+	t, f := m.dtype, l.MLP.Width
+	return append(list, saved{&s.gate, t, 1, f, ofTile}, saved{&s.up, t, 1, f, ofTile}, saved{&s.y, t, 1, f, ofTile})
+}
+
+func (l *gated) forward(p *pass, t *activations, y, x, add View) {
+	p.project(l.layer, l.gate, t.gate, x, View{})
+	p.project(l.layer, l.up, t.up, x, View{})
+	p.ops.GLU(t.y, t.gate, t.up, p.act)
+	if !y.IsZero() {
+		p.project(l.layer, l.down, y, t.y, add)
+	}
+}
+
+// backward reuses the memory of activations that are no longer needed.
+func (l *gated) backward(p *pass, dx, dy, x View, t *activations, accumulate bool) {
+	p.projectDW(l.layer, l.down, dy, t.y)
+	p.linearDX(t.y, dy, l.at(l.down), false)
 	dgate, dup := t.gate, t.up
-	p.ops.GLUBackward(dgate, dup, dy, t.gate, t.up, p.act)
-
-	n2, dn2, normed := t.n2, t.n2, !t.n2.IsZero()
-	if !normed {
-		n2, dn2 = t.h, d
-	}
-	p.projectDW(l.layer, hf.Gate, dgate, n2)
-	p.projectDW(l.layer, hf.Up, dup, n2)
-	p.linearDX(dn2, dgate, l.at(hf.Gate), !normed)
-	p.linearDX(dn2, dup, l.at(hf.Up), true)
-	if norm := l.at(hf.PostNorm); normed {
-		p.ops.RMSNormBackward(d, norm.g, dn2, t.h, t.inv2, norm.w, true)
-	}
+	p.ops.GLUBackward(dgate, dup, t.y, t.gate, t.up, p.act)
+	p.projectDW(l.layer, l.gate, dgate, x)
+	p.projectDW(l.layer, l.up, dup, x)
+	p.linearDX(dx, dgate, l.at(l.gate), accumulate)
+	p.linearDX(dx, dup, l.at(l.up), true)
 }

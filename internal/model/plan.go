@@ -85,26 +85,38 @@ func phantom(dtype tensor.DType, shape ...int) View { return tensor.NewMeter().A
 
 type nopOps struct{}
 
-func (nopOps) Linear(_, _, _, _ View)                               {}
-func (nopOps) LinearDX(_, _, _ View, _ bool)                        {}
-func (nopOps) LinearDW(_, _, _ View, _ bool)                        {}
-func (nopOps) SumRows(_, _ View)                                    {}
-func (nopOps) RMSNorm(_, _, _, _ View, _ float64)                   {}
-func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)          {}
-func (nopOps) RMSNormBackward(_, _, _, _, _, _ View, _ bool)        {}
-func (nopOps) NormRope(_, _, _, _, _, _ View, _ float64)            {}
-func (nopOps) NormRopeBackward(_, _, _, _, _, _, _, _ View)         {}
-func (nopOps) GLU(_, _, _ View, _ kernels.Activation)               {}
-func (nopOps) GLUBackward(_, _, _, _, _ View, _ kernels.Activation) {}
-func (nopOps) Affine(_, _ View, _, _ float64)                       {}
-func (nopOps) SoftCap(_ View, _ float64)                            {}
-func (nopOps) Embed(_, _, _ View)                                   {}
-func (nopOps) EmbedBackward(_, _, _ View)                           {}
-func (nopOps) CrossEntropy(_, _, _ View, _, _ float64, _ bool)      {}
-func (nopOps) Add(_, _ View)                                        {}
-func (nopOps) Zero(_ ...View)                                       {}
-func (nopOps) Copy(_, _ View)                                       {}
-func (nopOps) Dropout(_, _, _ View, _ kernels.Dropout)              {}
+func (nopOps) Linear(_, _, _, _ View)                                                        {}
+func (nopOps) LinearDX(_, _, _ View, _ bool)                                                 {}
+func (nopOps) LinearDW(_, _, _ View, _ bool)                                                 {}
+func (nopOps) SumRows(_, _ View)                                                             {}
+func (nopOps) RMSNorm(_, _, _, _ View, _ float64)                                            {}
+func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)                                   {}
+func (nopOps) RMSNormBackward(_, _, _, _, _, _ View, _ bool)                                 {}
+func (nopOps) NormRope(_, _, _, _, _, _ View, _ float64)                                     {}
+func (nopOps) NormRopeBackward(_, _, _, _, _, _, _, _ View)                                  {}
+func (nopOps) GLU(_, _, _ View, _ kernels.Activation)                                        {}
+func (nopOps) GLUBackward(_, _, _, _, _ View, _ kernels.Activation)                          {}
+func (nopOps) Affine(_, _ View, _, _ float64)                                                {}
+func (nopOps) SoftCap(_ View, _ float64)                                                     {}
+func (nopOps) Embed(_, _, _ View)                                                            {}
+func (nopOps) EmbedBackward(_, _, _ View)                                                    {}
+func (nopOps) CrossEntropy(_, _, _ View, _, _ float64, _ bool)                               {}
+func (nopOps) Add(_, _ View)                                                                 {}
+func (nopOps) Zero(_ ...View)                                                                {}
+func (nopOps) Copy(_, _ View)                                                                {}
+func (nopOps) Dropout(_, _, _ View, _ kernels.Dropout)                                       {}
+func (nopOps) Route(_, _, _, _ View, _ kernels.Router)                                       {}
+func (nopOps) RouteBackward(_, _, _, _ View, _ kernels.Router)                               {}
+func (nopOps) Sort(kernels.Pairs, View)                                                      {}
+func (nopOps) GroupLinear(_ View, _ kernels.Operand, _ View, _ kernels.Pairs, _ bool)        {}
+func (nopOps) GroupLinearDX(_ View, _ kernels.Operand, _ View, _ kernels.Pairs, _ bool)      {}
+func (nopOps) GroupLinearDW(_ View, _, _ kernels.Operand, _ kernels.Pairs, _ bool)           {}
+func (nopOps) GroupAdd(_, _ View, _ kernels.Pairs)                                           {}
+func (nopOps) GroupSum(_ View, _ kernels.Operand, _ View, _ kernels.Pairs)                   {}
+func (nopOps) GroupDot(_ View, _ kernels.Operand, _ View, _ kernels.Pairs)                   {}
+func (nopOps) GroupGLU(_, _ View, _ kernels.Activation)                                      {}
+func (nopOps) GroupGLUBackward(_, _, _, _, _, _ View, _ kernels.Pairs, _ kernels.Activation) {}
+func (nopOps) Combine(_, _, _, _ View, _ kernels.Pairs)                                      {}
 
 type nopAttention struct{}
 
@@ -116,5 +128,6 @@ func (nopAttention) Backward(int, attention.Grads, View, View, View, View, atten
 
 var (
 	_ Ops       = nopOps{}
+	_ Experts   = nopOps{}
 	_ Attention = nopAttention{}
 )

@@ -39,7 +39,7 @@ const HostSlots = 3
 var saves = map[Recompute]Save{RecomputeNone: SaveAll, RecomputeSelective: SaveOutput, RecomputeFull: SaveInput}
 
 // ends are the last groups of Retain.Save.
-var ends = [...]group{SaveAll: ofTile, SaveOutput: ofOutput, SaveInput: ofInput}
+var ends = [...]group{SaveAll: ofTile, SaveOutput: ofOutput, SaveInput: ofInput, SaveNothing: ofRoute}
 
 // place allocates the activations that the layers keep, and an element with the last layer's output. Layers that share
 // memory get it at the lowest of them, which is released last.
@@ -62,6 +62,7 @@ func (p *pass) place() []activations {
 			s.x, s.host = shared(&passing[i%2]), r.Host
 		case r.Save == SaveNothing:
 			s.x = shared(&inputs[above])
+			p.alloc(l, s, ofRoute, ofRoute)
 			above++
 		case r.Host:
 			slot := &slots[moving%HostSlots]
@@ -70,7 +71,7 @@ func (p *pass) place() []activations {
 			}
 			at := *p
 			at.a = tensor.Within(slot.region)
-			at.alloc(l, s, ofInput, ends[r.Save])
+			at.alloc(l, s, ofRoute, ends[r.Save])
 			for _, v := range p.views(l, s) {
 				if !v.at.IsZero() {
 					s.moved = append(s.moved, *v.at)
@@ -79,7 +80,7 @@ func (p *pass) place() []activations {
 			s.host, above = true, 0
 			moving++
 		default:
-			p.alloc(l, s, ofInput, ends[r.Save])
+			p.alloc(l, s, ofRoute, ends[r.Save])
 			above = 0
 		}
 		s.all = i >= p.lowest && r.Save == SaveAll
@@ -102,9 +103,9 @@ type slot struct {
 func (p *pass) slots() (slots [HostSlots]slot) {
 	moving := 0
 	for i := range p.layers {
-		if bytes := p.kept(i); bytes > 0 && p.opt.Layers[i].Host {
+		if r := p.opt.Layers[i]; r.Host && r.Save != SaveNothing && i >= p.lowest {
 			s := &slots[moving%HostSlots]
-			s.bytes = max(s.bytes, bytes)
+			s.bytes = max(s.bytes, p.kept(i))
 			moving++
 		}
 	}
@@ -114,11 +115,11 @@ func (p *pass) slots() (slots [HostSlots]slot) {
 // kept returns the bytes of the activations that a layer keeps.
 func (p *pass) kept(layer int) int64 {
 	save := p.opt.Layers[layer].Save
-	if layer < p.lowest || save == SaveNothing {
+	if layer < p.lowest {
 		return 0
 	}
 	at := *p
 	at.a = tensor.NewMeter()
-	at.alloc(p.layers[layer], &activations{}, ofInput, ends[save])
+	at.alloc(p.layers[layer], &activations{}, ofRoute, ends[save])
 	return at.a.Peak()
 }

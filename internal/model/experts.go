@@ -1,0 +1,132 @@
+package model
+
+import (
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/tensor"
+)
+
+// experts is a mixture of experts, plus an MLP for all tokens if the layer has one:
+//
+//	shared(x) + sum over the choices of weight * (Wdown_e y),  y = act(gate) * up,  [gate, up] = Win_e x
+//
+// Its products run over the pairs of tokens and choices, sorted by expert. The gradient of a weight is <y, dout Wdown_e>,
+// so the product of Wdown is not kept (arXiv:2512.14080).
+type experts struct {
+	*layer
+	shared *gated // nil: none
+}
+
+type expertViews struct {
+	choice, weight View // [B, S, k, 1]: the chosen experts, int32, and their weights
+	logits         View // [B, S, 1, E]
+	in, act        View // [B, S, k, 2I] and [B, S, k, I], for the pairs of a tile in their places
+
+	routed bool // choice and weight are known
+}
+
+func (l *experts) views(list []saved, m *Model, s *activations) []saved {
+	e := l.MLP.Experts
+	list = append(list, []saved{
+		{&s.choice, tensor.I32, e.Chosen, 1, ofRoute},
+		{&s.weight, m.accum, e.Chosen, 1, ofRoute},
+		{&s.logits, m.accum, 1, e.Count, ofTile},
+		{&s.in, m.dtype, e.Chosen, 2 * e.Width, ofTile},
+		{&s.act, m.dtype, e.Chosen, e.Width, ofTile},
+	}...)
+	if l.shared != nil {
+		list = l.shared.views(list, m, s)
+	}
+	return list
+}
+
+func (l *experts) forward(p *pass, t *activations, y, x, add View) {
+	if l.shared != nil {
+		l.shared.forward(p, t, y, x, add)
+		add = y
+	}
+	defer p.a.Release(p.a.Mark())
+	e, choice, weight := l.MLP.Experts, l.chosen(t.choice), l.chosen(t.weight)
+	p.project(l.layer, hf.Router, t.logits, x, View{})
+	if !t.routed {
+		p.experts.Route(weight, choice, t.logits, l.at(hf.Correction).w, e.Router)
+	}
+	pairs, in, act := p.sort(e, choice), places(t.in, e), places(t.act, e)
+	p.experts.GroupLinear(in, kernels.Operand{View: x, ByToken: true}, l.at(hf.ExpertIn).w, pairs, false)
+	l.groupAdd(p, hf.ExpertIn, in, pairs)
+	p.experts.GroupGLU(act, in, p.act)
+	if y.IsZero() {
+		return
+	}
+	down := p.a.Alloc(p.dtype, 1, act.Rows(), 1, x.Cols())
+	p.experts.GroupLinear(down, kernels.Operand{View: act}, l.at(hf.ExpertDown).w, pairs, false)
+	l.groupAdd(p, hf.ExpertDown, down, pairs)
+	p.experts.Combine(y, add, down, weight, pairs)
+}
+
+func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate bool) {
+	defer p.a.Release(p.a.Mark())
+	e, choice, weight := l.MLP.Experts, l.chosen(t.choice), l.chosen(t.weight)
+	pairs, in, da := p.sort(e, choice), places(t.in, e), places(t.act, e)
+	byToken, dout := kernels.Operand{View: x, ByToken: true}, kernels.Operand{View: dy, ByToken: true}
+	down, up, router := l.at(hf.ExpertDown), l.at(hf.ExpertIn), l.at(hf.Router)
+
+	p.experts.GroupLinearDX(da, dout, down.w, pairs, false)
+	dweight := p.a.Alloc(p.accum, shape(weight)...)
+	din, scaled := in, da
+	p.experts.GroupGLUBackward(din, scaled, dweight, da, in, weight, pairs, p.act)
+	if bias := l.at(hf.ExpertDown.Bias()); !bias.w.IsZero() {
+		p.experts.GroupDot(dweight, dout, bias.w, pairs)
+		p.experts.GroupSum(bias.g, dout, weight, pairs)
+		p.experts.GroupSum(l.at(hf.ExpertIn.Bias()).g, kernels.Operand{View: din}, View{}, pairs)
+	}
+	p.groupDW(down, dout, kernels.Operand{View: scaled}, pairs)
+	p.groupDW(up, kernels.Operand{View: din}, byToken, pairs)
+	dlogits := p.a.Alloc(p.dtype, shape(t.logits)...)
+	p.experts.RouteBackward(dlogits, dweight, choice, t.logits, e.Router)
+	p.projectDW(l.layer, hf.Router, dlogits, x)
+
+	if l.shared != nil {
+		l.shared.backward(p, dx, dy, x, t, accumulate)
+		accumulate = true
+	}
+	p.linearDX(dx, dlogits, router, accumulate)
+	dpairs := p.a.Alloc(p.dtype, 1, din.Rows(), 1, x.Cols())
+	p.experts.GroupLinearDX(dpairs, kernels.Operand{View: din}, up.w, pairs, false)
+	p.experts.Combine(dx, dx, dpairs, View{}, pairs)
+}
+
+// groupAdd adds an expert's bias, if it has one.
+func (l *experts) groupAdd(p *pass, r hf.Role, y View, pairs kernels.Pairs) {
+	if bias := l.at(r.Bias()).w; !bias.IsZero() {
+		p.experts.GroupAdd(y, bias, pairs)
+	}
+}
+
+// groupDW adds to the gradients of a stacked matrix, unless it is frozen. The first of a fresh pass overwrites them.
+func (p *pass) groupDW(w *weight, dy, x kernels.Operand, pairs kernels.Pairs) {
+	if !w.g.IsZero() {
+		p.experts.GroupLinearDW(w.g, dy, x, pairs, !w.fresh)
+		w.fresh = false
+	}
+}
+
+// sort returns the pairs of a tile, in memory of the arena.
+func (p *pass) sort(e hf.Experts, choice View) kernels.Pairs {
+	pairs := kernels.Pairs{
+		Tokens: p.a.Alloc(tensor.I32, 1, choice.Size(), 1, 1),
+		Places: p.a.Alloc(tensor.I32, shape(choice)...),
+		Starts: p.a.Alloc(tensor.I32, 1, e.Count+1, 1, 1),
+	}
+	p.experts.Sort(pairs, choice)
+	return pairs
+}
+
+// chosen returns a view of the choices as [1, T, k, 1].
+func (l *experts) chosen(v View) View { return v.Reshape([4]int{1, v.Rows(), l.MLP.Experts.Chosen, 1}) }
+
+// places returns a view of pairs with a row for each place, [1, T*k, 1, n].
+func places(v View, e hf.Experts) View {
+	n := v.Rows() * e.Chosen
+	return v.Reshape([4]int{1, n, 1, v.Size() / max(n, 1)})
+}
