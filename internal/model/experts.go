@@ -10,8 +10,8 @@ import (
 //
 //	shared(x) + sum over the choices of weight * (Wdown_e y),  y = act(gate) * up,  [gate, up] = Win_e x
 //
-// Its products run over the pairs of tokens and choices, sorted by expert. The gradient of a weight is <y, dout Wdown_e>,
-// so the product of Wdown is not kept (arXiv:2512.14080).
+// Its products run over the pairs of tokens and choices, sorted by expert. The gradient of a weight is <y, dout
+// Wdown_e>, so the product of Wdown is not kept (arXiv:2512.14080).
 type experts struct {
 	*layer
 	shared *gated // nil: none

@@ -114,8 +114,8 @@ type Experts interface {
 	GroupLinearDW(dw View, dy, x kernels.Operand, p kernels.Pairs, accumulate bool)
 	// GroupAdd adds to each row of y [P, n] its expert's row of bias [1, 1, 1, E*n], of the type of parameters.
 	GroupAdd(y, bias View, p kernels.Pairs)
-	// GroupSum adds to each expert's row of sum [1, 1, 1, E*n] the sum of its rows of dy [P or T, n], each times its weight
-	// unless that is the zero View.
+	// GroupSum adds to each expert's row of sum [1, 1, 1, E*n] the sum of its rows of dy [P or T, n], each times its
+	// weight unless that is the zero View.
 	GroupSum(sum View, dy kernels.Operand, weight View, p kernels.Pairs)
 	// GroupDot adds to the element of each pair in dweight the product of its rows of dy [P or T, n] and of bias.
 	GroupDot(dweight View, dy kernels.Operand, bias View, p kernels.Pairs)

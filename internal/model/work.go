@@ -3,6 +3,7 @@ package model
 import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -57,16 +58,29 @@ type product struct {
 	at   int64 // the matrix
 }
 
-func (r *workRecorder) add(kind string, w View) {
+// add counts a part of a matrix.
+func (r *workRecorder) add(kind string, w View, part float64) {
 	if p := (product{kind, w.Offset()}); !r.seen[p] {
 		r.seen[p] = true
-		r.token += 2 * float64(w.Size())
+		r.token += 2 * float64(w.Size()) * part
 	}
 }
 
-func (r *workRecorder) Linear(_, _, w, _ View)         { r.add("forward", w) }
-func (r *workRecorder) LinearDX(_, _, w View, _ bool)  { r.add("dx", w) }
-func (r *workRecorder) LinearDW(dw, _, _ View, _ bool) { r.add("dw", dw) }
+// active returns the part of the experts that a token has.
+func active(p kernels.Pairs) float64 { return float64(p.Places.Cols()) / float64(p.Starts.Size()-1) }
+
+func (r *workRecorder) Linear(_, _, w, _ View)         { r.add("forward", w, 1) }
+func (r *workRecorder) LinearDX(_, _, w View, _ bool)  { r.add("dx", w, 1) }
+func (r *workRecorder) LinearDW(dw, _, _ View, _ bool) { r.add("dw", dw, 1) }
+func (r *workRecorder) GroupLinear(_ View, _ kernels.Operand, w View, p kernels.Pairs, _ bool) {
+	r.add("forward", w, active(p))
+}
+func (r *workRecorder) GroupLinearDX(_ View, _ kernels.Operand, w View, p kernels.Pairs, _ bool) {
+	r.add("dx", w, active(p))
+}
+func (r *workRecorder) GroupLinearDW(dw View, _, _ kernels.Operand, p kernels.Pairs, _ bool) {
+	r.add("dw", dw, active(p))
+}
 func (r *workRecorder) mix(layer int, products float64) error {
 	m := r.cfg.Layer(layer).Mixer
 	r.pair[layer] += 2 * products * float64(m.Heads) * float64(m.Dim+m.DimV)

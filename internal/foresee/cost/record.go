@@ -21,7 +21,7 @@ type Work struct {
 func (w Work) FLOPs() float64 { return 2 * float64(w.Rows) * float64(w.In) * float64(w.Out) }
 
 // Recorder is a device that computes nothing and reports each operation of a model or an optimizer. So the same code
-// counts the operations for measurements and for predictions. It implements model.Ops and optim.Device.
+// counts the operations for measurements and for predictions. It implements model.Ops, model.Experts and optim.Device.
 type Recorder func(Work)
 
 func sizeOf(vs ...View) (n int64) {
@@ -151,4 +151,65 @@ func (r Recorder) SumSquares(_, g View) { r.pass("gradient norm", g.DType(), siz
 // AdamW records a step of the optimizer. p, m and v are read and written.
 func (r Recorder) AdamW(p, c, g, m, v, _ View, _ kernels.AdamStep) {
 	r.pass("adamw", p.DType(), 2*sizeOf(p, m, v)+sizeOf(g, c))
+}
+
+// Route and the others are as in model.Experts. Grouped products take the time of one product over all pairs.
+func (r Recorder) Route(_, _, logits, _ View, _ kernels.Router) {
+	r.pass("copy", logits.DType(), 2*sizeOf(logits))
+}
+
+// RouteBackward records the gradient of logits.
+func (r Recorder) RouteBackward(dlogits, _, _, logits View, _ kernels.Router) {
+	r.pass("copy", logits.DType(), sizeOf(dlogits, logits))
+}
+
+// Sort records the order of pairs.
+func (r Recorder) Sort(p kernels.Pairs, choice View) {
+	r.pass("copy", choice.DType(), sizeOf(p.Tokens, p.Places, choice))
+}
+
+// GroupLinear records a product of pairs.
+func (r Recorder) GroupLinear(y View, x kernels.Operand, _ View, _ kernels.Pairs, _ bool) {
+	r.product("group linear", y, x.Cols(), y.Cols())
+}
+
+// GroupLinearDX records the gradient of its input.
+func (r Recorder) GroupLinearDX(dx View, dy kernels.Operand, _ View, _ kernels.Pairs, _ bool) {
+	r.product("group linear dx", dx, dx.Cols(), dy.Cols())
+}
+
+// GroupLinearDW records the gradient of its weights.
+func (r Recorder) GroupLinearDW(_ View, dy, x kernels.Operand, p kernels.Pairs, _ bool) {
+	if n := p.Tokens.Rows(); n > 0 {
+		r(Work{Op: "group linear dw", DType: x.DType(), Rows: n, In: x.Cols(), Out: dy.Cols()})
+	}
+}
+
+// GroupAdd records a sum with biases.
+func (r Recorder) GroupAdd(y, _ View, _ kernels.Pairs) { r.pass("accumulate", y.DType(), 2*sizeOf(y)) }
+
+// GroupSum records the gradient of biases.
+func (r Recorder) GroupSum(_ View, dy kernels.Operand, _ View, p kernels.Pairs) { r.rows(dy, p) }
+
+// GroupDot records products of rows.
+func (r Recorder) GroupDot(_ View, dy kernels.Operand, _ View, p kernels.Pairs) { r.rows(dy, p) }
+
+// rows records a pass over a row of each pair.
+func (r Recorder) rows(dy kernels.Operand, p kernels.Pairs) {
+	r.pass("sum of rows", dy.DType(), int64(p.Tokens.Rows()*dy.Cols()*dy.DType().Size()))
+}
+
+// GroupGLU records the gated activation of experts.
+func (r Recorder) GroupGLU(y, x View, _ kernels.Activation) {
+	r.pass("swiglu", y.DType(), sizeOf(y, x))
+}
+
+// GroupGLUBackward records its gradients.
+func (r Recorder) GroupGLUBackward(dx, wy, _, da, x, _ View, _ kernels.Pairs, _ kernels.Activation) {
+	r.pass("swiglu backward", da.DType(), sizeOf(dx, wy, da, x))
+}
+
+// Combine records the sum of a token's choices.
+func (r Recorder) Combine(out, _, y, _ View, _ kernels.Pairs) {
+	r.pass("copy", y.DType(), 2*sizeOf(out)+sizeOf(y))
 }
