@@ -83,7 +83,7 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 	p.groupDW(down, dout, kernels.Operand{View: scaled}, pairs)
 	p.groupDW(up, kernels.Operand{View: din}, byToken, pairs)
 	dlogits := p.a.Alloc(p.dtype, shape(t.logits)...)
-	p.experts.RouteBackward(dlogits, dweight, choice, t.logits, e.Router)
+	p.experts.RouteBackward(dlogits, dweight, choice, t.logits, View{}, View{}, e.Router)
 	p.projectDW(l.layer, hf.Router, dlogits, x)
 
 	if l.shared != nil {

@@ -100,8 +100,13 @@ type Experts interface {
 	// sets choice, int32 [1, T, k, 1], and weight, [1, T, k, 1]. correction: [1, 1, 1, E], or the zero View. A NaN counts
 	// as the largest score.
 	Route(weight, choice, logits, correction View, r kernels.Router)
-	// RouteBackward sets dlogits, of the type of activations, given dweight.
-	RouteBackward(dlogits, dweight, choice, logits View, r kernels.Router)
+	// RouteBackward sets dlogits, of the type of activations, given dweight. For the tokens of Count it adds the gradient
+	// given dshare, [1, 1, 1, E], as that of the softmax of each row, unless that is the zero View.
+	RouteBackward(dlogits, dweight, choice, logits, dshare, tokens View, r kernels.Router)
+	// Count adds the choices of each expert to load, float64 [1, 1, 1, E], and unless it is the zero View, the softmax of
+	// each row of logits to share, likewise. It counts the rows with tokens >= 0, int32 [1, T, 1, 1], or all with the zero
+	// View.
+	Count(load, share, choice, logits, tokens View)
 	// Sort sets p for the choices.
 	Sort(p kernels.Pairs, choice View)
 

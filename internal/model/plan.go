@@ -106,7 +106,8 @@ func (nopOps) Zero(_ ...View)                                                   
 func (nopOps) Copy(_, _ View)                                                                {}
 func (nopOps) Dropout(_, _, _ View, _ kernels.Dropout)                                       {}
 func (nopOps) Route(_, _, _, _ View, _ kernels.Router)                                       {}
-func (nopOps) RouteBackward(_, _, _, _ View, _ kernels.Router)                               {}
+func (nopOps) RouteBackward(_, _, _, _, _, _ View, _ kernels.Router)                         {}
+func (nopOps) Count(_, _, _, _, _ View)                                                      {}
 func (nopOps) Sort(kernels.Pairs, View)                                                      {}
 func (nopOps) GroupLinear(_ View, _ kernels.Operand, _ View, _ kernels.Pairs, _ bool)        {}
 func (nopOps) GroupLinearDX(_ View, _ kernels.Operand, _ View, _ kernels.Pairs, _ bool)      {}

@@ -100,7 +100,7 @@ func (refOps) Route(weight, choice, logits, correction View, r kernels.Router) {
 }
 
 // RouteBackward applies the chain rule to the definition: weights, scores, logits.
-func (refOps) RouteBackward(dlogits, dweight, choice, logits View, r kernels.Router) {
+func (refOps) RouteBackward(dlogits, dweight, choice, logits, dshare, tokens View, r kernels.Router) {
 	n, k := logits.Cols(), choice.Cols()
 	L, C, DW, DL := get(logits), ints(choice), get(dweight), make([]float64, logits.Size())
 	for t := range logits.Rows() {
@@ -127,8 +127,45 @@ func (refOps) RouteBackward(dlogits, dweight, choice, logits View, r kernels.Rou
 				DL[t*n+e] = s[e] * (ds[e] - mean)
 			}
 		}
+		if dshare.IsZero() || !counted(tokens, t) {
+			continue
+		}
+		p, g, mean := scores(L[t*n:t*n+n], false), get(dshare), 0.0
+		for e := range p {
+			mean += p[e] * g[e]
+		}
+		for e := range p {
+			DL[t*n+e] += p[e] * (g[e] - mean)
+		}
 	}
 	put(dlogits, DL)
+}
+
+func counted(tokens View, t int) bool { return tokens.IsZero() || ints(tokens)[t] >= 0 }
+
+func (refOps) Count(load, share, choice, logits, tokens View) {
+	n, L, add := logits.Cols(), get(load), func(v View, x []float64) {
+		if !v.IsZero() {
+			put(v, x)
+		}
+	}
+	S := make([]float64, n)
+	if !share.IsZero() {
+		S = get(share)
+	}
+	for t := range logits.Rows() {
+		if !counted(tokens, t) {
+			continue
+		}
+		for _, e := range ints(choice)[t*choice.Cols():][:choice.Cols()] {
+			L[e]++
+		}
+		for e, p := range scores(get(logits)[t*n:t*n+n], false) {
+			S[e] += p
+		}
+	}
+	add(load, L)
+	add(share, S)
 }
 
 func (refOps) Sort(p kernels.Pairs, choice View) {

@@ -159,9 +159,12 @@ func (r Recorder) Route(_, _, logits, _ View, _ kernels.Router) {
 }
 
 // RouteBackward records the gradient of logits.
-func (r Recorder) RouteBackward(dlogits, _, _, logits View, _ kernels.Router) {
+func (r Recorder) RouteBackward(dlogits, _, _, logits, _, _ View, _ kernels.Router) {
 	r.pass("copy", logits.DType(), sizeOf(dlogits, logits))
 }
+
+// Count records a pass over the logits.
+func (r Recorder) Count(_, _, _, logits, _ View) { r.pass("copy", logits.DType(), 2*sizeOf(logits)) }
 
 // Sort records the order of pairs.
 func (r Recorder) Sort(p kernels.Pairs, choice View) {
