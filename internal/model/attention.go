@@ -10,6 +10,8 @@ import (
 //
 //	h   = Wo attention(q, k, v);  with a norm of the branch, its norm, or scaled
 //	q   = rope(norm(qRaw)), qRaw = Wq n1, n1 = norm(x); k likewise; without head norms in place
+//
+// Sinks are folded in after all hops, so no transfer or kernel knows of them.
 type attend struct{ *layer }
 
 type attendViews struct {
@@ -65,8 +67,15 @@ func (l *attend) forward(p *pass, s *activations, known bool) error {
 	if known {
 		return nil
 	}
-	return p.att.Forward(l.index, s.out, s.q, s.k, s.v)
+	err := p.att.Forward(l.index, s.out, s.q, s.k, s.v)
+	if sinks := l.at(hf.Sinks).w; err == nil && !sinks.IsZero() {
+		err = p.ops.FoldSink(s.out.O, s.out.LSE, byHead(sinks))
+	}
+	return err
 }
+
+// byHead returns a vector as [1, 1, H, 1].
+func byHead(v View) View { return v.Reshape([4]int{1, 1, v.Size(), 1}) }
 
 // input returns the input of the projections: the norm of x, known or not, or x in a family without it.
 func (l *attend) input(p *pass, t *activations, known bool) View {
@@ -141,6 +150,14 @@ func (l *attend) outputBackward(p *pass, do, d View, t *activations) {
 
 func (l *attend) backward(p *pass, d, do View, s *activations) error {
 	mark := p.a.Mark()
+	if sinks := l.at(hf.Sinks); !sinks.g.IsZero() {
+		d := p.a.Alloc(p.accum, 1, 1, l.Mixer.Heads, 1)
+		if err := p.ops.SinkGrad(d, do, s.out.O, s.out.LSE, byHead(sinks.w)); err != nil {
+			return err
+		}
+		p.ops.Add(byHead(sinks.g), d)
+		p.a.Release(mark)
+	}
 	g := attention.Grads{
 		DQ: p.a.Alloc(p.accum, shape(s.q)...),
 		DK: p.a.Alloc(p.accum, shape(s.k)...),

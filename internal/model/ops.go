@@ -24,6 +24,7 @@ type Ops interface {
 	Norms
 	Tokens
 	Elementwise
+	attention.Sinks
 }
 
 // Products are the matrix products.

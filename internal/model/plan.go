@@ -105,6 +105,8 @@ func (nopOps) Add(_, _ View)                                                    
 func (nopOps) Zero(_ ...View)                                                                {}
 func (nopOps) Copy(_, _ View)                                                                {}
 func (nopOps) Dropout(_, _, _ View, _ kernels.Dropout)                                       {}
+func (nopOps) FoldSink(_, _, _ View) error                                                   { return nil }
+func (nopOps) SinkGrad(_, _, _, _, _ View) error                                             { return nil }
 func (nopOps) Route(_, _, _, _ View, _ kernels.Router)                                       {}
 func (nopOps) RouteBackward(_, _, _, _, _, _ View, _ kernels.Router)                         {}
 func (nopOps) Count(_, _, _, _, _ View)                                                      {}

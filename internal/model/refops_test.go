@@ -343,6 +343,33 @@ func (refOps) Dropout(y, x, tokens View, d kernels.Dropout) {
 	put(y, xs)
 }
 
+func (refOps) FoldSink(o, lse, sink View) error {
+	O, L, S, d := get(o), get(lse), get(sink), o.Len(tensor.Dim)
+	for r := range L {
+		s := S[r%len(S)]
+		top := max(L[r], s)
+		all := top + math.Log(math.Exp(L[r]-top)+math.Exp(s-top))
+		for i := range d {
+			O[r*d+i] *= math.Exp(L[r] - all)
+		}
+		L[r] = all
+	}
+	put(o, O)
+	put(lse, L)
+	return nil
+}
+
+func (refOps) SinkGrad(dsink, do, o, lse, sink View) error {
+	DO, O, L, S, D, d := get(do), get(o), get(lse), get(sink), make([]float64, sink.Size()), o.Len(tensor.Dim)
+	for r := range L {
+		for i := range d {
+			D[r%len(S)] -= math.Exp(S[r%len(S)]-L[r]) * DO[r*d+i] * O[r*d+i]
+		}
+	}
+	put(dsink, D)
+	return nil
+}
+
 // refAttention computes causal attention of whole sequences on one device, inside documents: row t sees rows j <= t of
 // its own document within window(layer).
 type refAttention struct {

@@ -145,6 +145,15 @@ func (r Recorder) Zero(vs ...View) {
 // Copy records a copy.
 func (r Recorder) Copy(dst, src View) { r.pass("copy", dst.DType(), sizeOf(dst, src)) }
 
+// FoldSink records a pass over attention's result.
+func (r Recorder) FoldSink(o, _, _ View) error { r.pass("copy", o.DType(), 2*sizeOf(o)); return nil }
+
+// SinkGrad records the gradient of sinks.
+func (r Recorder) SinkGrad(_, do, o, _, _ View) error {
+	r.pass("sum of rows", o.DType(), sizeOf(do, o))
+	return nil
+}
+
 // SumSquares records the norm of a gradient.
 func (r Recorder) SumSquares(_, g View) { r.pass("gradient norm", g.DType(), sizeOf(g)) }
 

@@ -26,6 +26,7 @@ type Mixer struct {
 	Window         int // earlier keys that a query sees; -1: all
 	Bias           bool
 	WideNorms      bool // the norms of queries and keys are over all heads
+	Sinks          bool // see attention.Sinks
 }
 
 // An MLP describes the branch that treats each token alone: a gated MLP, a mixture of experts, or the sum of both.
@@ -72,6 +73,7 @@ const (
 	Key           Role = "key"
 	Value         Role = "value"
 	Output        Role = "output"
+	Sinks         Role = "sinks" // [heads]
 )
 
 // These are the parts of a gated MLP. The biases follow mlp_bias.
@@ -117,6 +119,9 @@ func (m Mixer) parts(hidden int) []Part {
 		{Key, Product, []int{k, hidden}, false},
 		{Value, Product, []int{v, hidden}, false},
 		{Output, Product, []int{hidden, o}, false},
+	}
+	if m.Sinks {
+		list = append(list, Part{Sinks, Bias, []int{m.Heads}, true})
 	}
 	return biased(list, m.Bias)
 }
