@@ -52,14 +52,14 @@ func (l *experts) forward(p *pass, t *activations, y, x, add View) {
 		p.experts.Route(weight, choice, t.logits, l.at(hf.Correction).w, e.Router)
 	}
 	pairs, in, act := p.sort(e, choice), places(t.in, e), places(t.act, e)
-	p.experts.GroupLinear(in, kernels.Operand{View: x, ByToken: true}, l.at(hf.ExpertIn).w, pairs, false)
+	p.groupLinear(in, kernels.Operand{View: x, ByToken: true}, l.at(hf.ExpertIn), pairs)
 	l.groupAdd(p, hf.ExpertIn, in, pairs)
 	p.experts.GroupGLU(act, in, p.act)
 	if y.IsZero() {
 		return
 	}
 	down := p.a.Alloc(p.dtype, 1, act.Rows(), 1, x.Cols())
-	p.experts.GroupLinear(down, kernels.Operand{View: act}, l.at(hf.ExpertDown).w, pairs, false)
+	p.groupLinear(down, kernels.Operand{View: act}, l.at(hf.ExpertDown), pairs)
 	l.groupAdd(p, hf.ExpertDown, down, pairs)
 	p.experts.Combine(y, add, down, weight, pairs)
 }
@@ -71,7 +71,7 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 	byToken, dout := kernels.Operand{View: x, ByToken: true}, kernels.Operand{View: dy, ByToken: true}
 	down, up, router := l.at(hf.ExpertDown), l.at(hf.ExpertIn), l.at(hf.Router)
 
-	p.experts.GroupLinearDX(da, dout, down.w, pairs, false)
+	p.groupLinearDX(da, dout, down, pairs)
 	dweight := p.a.Alloc(p.accum, shape(weight)...)
 	din, scaled := in, da
 	p.experts.GroupGLUBackward(din, scaled, dweight, da, in, weight, pairs, p.act)
@@ -80,8 +80,8 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 		p.experts.GroupSum(bias.g, dout, weight, pairs)
 		p.experts.GroupSum(l.at(hf.ExpertIn.Bias()).g, kernels.Operand{View: din}, View{}, pairs)
 	}
-	p.groupDW(down, dout, kernels.Operand{View: scaled}, pairs)
-	p.groupDW(up, kernels.Operand{View: din}, byToken, pairs)
+	p.groupLinearDW(down, dout, kernels.Operand{View: scaled}, pairs)
+	p.groupLinearDW(up, kernels.Operand{View: din}, byToken, pairs)
 	dlogits := p.a.Alloc(p.dtype, shape(t.logits)...)
 	p.experts.RouteBackward(dlogits, dweight, choice, t.logits, View{}, View{}, e.Router)
 	p.projectDW(l.layer, hf.Router, dlogits, x)
@@ -92,7 +92,7 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 	}
 	p.linearDX(dx, dlogits, router, accumulate)
 	dpairs := p.a.Alloc(p.dtype, 1, din.Rows(), 1, x.Cols())
-	p.experts.GroupLinearDX(dpairs, kernels.Operand{View: din}, up.w, pairs, false)
+	p.groupLinearDX(dpairs, kernels.Operand{View: din}, up, pairs)
 	p.experts.Combine(dx, dx, dpairs, View{}, pairs)
 }
 
@@ -100,14 +100,6 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 func (l *experts) groupAdd(p *pass, r hf.Role, y View, pairs kernels.Pairs) {
 	if bias := l.at(r.Bias()).w; !bias.IsZero() {
 		p.experts.GroupAdd(y, bias, pairs)
-	}
-}
-
-// groupDW adds to the gradients of a stacked matrix, unless it is frozen. The first of a fresh pass overwrites them.
-func (p *pass) groupDW(w *weight, dy, x kernels.Operand, pairs kernels.Pairs) {
-	if !w.g.IsZero() {
-		p.experts.GroupLinearDW(w.g, dy, x, pairs, !w.fresh)
-		w.fresh = false
 	}
 }
 
