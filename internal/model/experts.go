@@ -50,6 +50,9 @@ func (l *experts) forward(p *pass, t *activations, y, x, add View) {
 	p.project(l.layer, hf.Router, t.logits, x, View{})
 	if !t.routed {
 		p.experts.Route(weight, choice, t.logits, l.at(hf.Correction).w, e.Router)
+		if r := p.b.Routes; !r.Load.IsZero() {
+			p.experts.Count(r.Load.Slice(tensor.Seq, l.index, l.index+1), r.Share, choice, t.logits, p.counted(x))
+		}
 	}
 	pairs, in, act := p.sort(e, choice), places(t.in, e), places(t.act, e)
 	p.groupLinear(in, kernels.Operand{View: x, ByToken: true}, l.at(hf.ExpertIn), pairs)
@@ -83,7 +86,7 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 	p.groupLinearDW(down, dout, kernels.Operand{View: scaled}, pairs)
 	p.groupLinearDW(up, kernels.Operand{View: din}, byToken, pairs)
 	dlogits := p.a.Alloc(p.dtype, shape(t.logits)...)
-	p.experts.RouteBackward(dlogits, dweight, choice, t.logits, View{}, View{}, e.Router)
+	p.experts.RouteBackward(dlogits, dweight, choice, t.logits, p.dshare, p.counted(x), e.Router)
 	p.projectDW(l.layer, hf.Router, dlogits, x)
 
 	if l.shared != nil {
@@ -121,4 +124,35 @@ func (l *experts) chosen(v View) View { return v.Reshape([4]int{1, v.Rows(), l.M
 func places(v View, e hf.Experts) View {
 	n := v.Rows() * e.Chosen
 	return v.Reshape([4]int{1, n, 1, v.Size() / max(n, 1)})
+}
+
+// counted returns the numbers of the tile's tokens, or the zero View.
+func (p *pass) counted(x View) View {
+	if p.b.Tokens.IsZero() {
+		return View{}
+	}
+	return rows(p.b.Tokens).Slice(tensor.Seq, p.row, p.row+x.Rows())
+}
+
+// balance sets dshare. The loss of balance is E times the sum over the experts of the product of two means over all
+// tokens and layers: of their choices, which are constants, and of their share (arXiv:2101.03961, as in transformers).
+func (p *pass) balance() error {
+	r := p.b.Routes
+	if r.Counted != nil {
+		if err := r.Counted(); err != nil {
+			return err
+		}
+	}
+	if r.Total.IsZero() {
+		return nil
+	}
+	p.dshare = p.a.Alloc(p.accum, 1, 1, 1, r.Total.Cols())
+	mark := p.a.Mark()
+	load := p.a.Alloc(p.accum, shape(r.Total)...)
+	p.ops.Copy(load, r.Total)
+	p.ops.Zero(p.dshare)
+	p.ops.SumRows(p.dshare, load)
+	p.ops.Affine(p.dshare, p.dshare, r.Factor, 0)
+	p.a.Release(mark)
+	return nil
 }

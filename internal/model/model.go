@@ -47,9 +47,26 @@ type Batch struct {
 	Rows func(lo int, logits View)
 
 	// Tokens numbers the tokens of all ranks in a step, int32 [batch, seq, 1, 1], and Key seeds the random numbers of the
-	// step, for the dropout of adapters. The zero View drops nothing.
+	// step, for the dropout of adapters. The zero View drops nothing. Negative ones only fill the batch; Routes leaves
+	// them out.
 	Tokens View
 	Key    uint64
+
+	// Routes count the choices of experts; zero: not.
+	Routes Routes
+}
+
+// Routes count and balance the choices of experts.
+type Routes struct {
+	// The passes add the choices of each layer to its row of Load, float64 [1, layers, 1, E], and the softmax of the
+	// router's logits of all layers to Share, float64 [1, 1, 1, E]. Zero Views count nothing.
+	Load, Share View
+	// Total, with the form of Load, makes ForwardBackward add the gradient of Factor times the sum over the experts of
+	// their share and their sum of Total over the layers. Total must be complete when Counted returns, which is called
+	// between the two passes; nil: at once.
+	Total   View
+	Factor  float64
+	Counted func() error
 }
 
 // Part is the rows of a batch from the previous part's Hi to Hi. Their losses are added to element Sum of the vector of
@@ -229,6 +246,7 @@ type pass struct {
 	a      *tensor.Arena
 	b      Batch
 	tokens View // b.Tokens as one sequence; zero: adapters drop nothing
+	dshare View // [1, 1, 1, E], the gradient of each token's share; zero: none
 	row    int  // the first token of the tile
 	dry    bool // it only measures memory
 }
@@ -362,6 +380,9 @@ func (p *pass) forwardBackward(loss View, scale float64) error {
 		first = p.flat.Layer(visits[0].layer)
 	}
 	if err := p.layersForward(layers, first); err != nil {
+		return err
+	}
+	if err := p.balance(); err != nil {
 		return err
 	}
 	if err := p.headBackward(loss, d, last.x, scale); err != nil {
