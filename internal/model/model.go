@@ -269,7 +269,7 @@ func (p *pass) shift() {
 }
 
 // Forward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar; with Parts, to the
-// elements of a float64 vector. It keeps no activations and restores the arena.
+// elements of a float64 vector. With the zero View it computes no loss. It keeps no activations and restores the arena.
 func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error { return m.pass(a, b).forward(loss) }
 
 func (p *pass) forward(loss View) error {
@@ -278,7 +278,9 @@ func (p *pass) forward(loss View) error {
 	if err != nil {
 		return err
 	}
-	p.lossForward(loss, x)
+	if !loss.IsZero() {
+		p.lossForward(loss, x)
+	}
 	return nil
 }
 

@@ -43,7 +43,7 @@ func rawFiles(runs []Run) []download {
 
 var rawColumns = []string{"time", "step", "epoch", "tokens", "loss", "val_loss", "grad_norm", "lr", "step_seconds",
 	"tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "mfu", "memory_bytes", "comm_wait_seconds",
-	"attention_imbalance", "attention_bytes"}
+	"attention_imbalance", "attention_bytes", "aux_loss", "expert_imbalance"}
 
 // packed returns steps as CSV, compressed by gzip, in base64. Unknown fields are empty.
 func packed(steps []metrics.Step) string {

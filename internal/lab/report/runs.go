@@ -52,6 +52,14 @@ var curves = []curve{
 	{learning, "Learning rate", "The learning rate that the optimizer used.", false, []measure{
 		{"rate", axis{Name: "learning rate", Zero: true}, func(s metrics.Step) metrics.Float { return s.LR }, nil},
 	}},
+	{learning, "Balance of experts", "Tokens of the expert with most over the mean of its layer, in the layer where " +
+		"that is largest, or the loss of balance without its coefficient: 1 is even for the first, k choices for the second.",
+		true, []measure{
+			{"largest over mean", axis{Name: "largest load over mean"},
+				func(s metrics.Step) metrics.Float { return orAbsent(s.ExpertImbalance) }, nil},
+			{"loss of balance", axis{Name: "loss of balance"},
+				func(s metrics.Step) metrics.Float { return orAbsent(s.AuxLoss) }, nil},
+		}},
 	{speed, "Throughput", "Speed of the logged steps. FLOPs are model FLOPs: causal attention counts half, and " +
 		"recomputation does not count.", true, []measure{
 		{"tokens/s", axis{Name: "tokens/s", Zero: true}, tokensPerSecond, nil},
@@ -89,11 +97,13 @@ func mfu(s metrics.Step) metrics.Float { return s.MFU }
 
 func waitShare(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }
 
-func validation(s metrics.Step) metrics.Float {
-	if s.ValLoss == nil {
+func validation(s metrics.Step) metrics.Float { return orAbsent(s.ValLoss) }
+
+func orAbsent(v *metrics.Float) metrics.Float {
+	if v == nil {
 		return metrics.Absent
 	}
-	return *s.ValLoss
+	return *v
 }
 
 // averaged returns line i with the mean time of the steps since the line before. CommWaitSeconds is a mean over the

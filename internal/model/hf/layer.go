@@ -212,3 +212,8 @@ func (c *Config) Windows() (list []int) {
 	}
 	return list
 }
+
+// HasExperts reports whether a layer has experts.
+func (c *Config) HasExperts() bool {
+	return slices.ContainsFunc(c.Layers(), func(l Layer) bool { return l.MLP.Experts.Count > 0 })
+}

@@ -98,9 +98,13 @@ type Step struct {
 	// with the largest difference; 1 if all are equal.
 	AttentionImbalance Float `json:"attention_imbalance"`
 	// AttentionBytes is the bytes of keys, values and their gradients sent by the rank that sends most.
-	AttentionBytes Float  `json:"attention_bytes"`
-	ValLoss        *Float `json:"val_loss,omitempty"`   // nil on steps without validation
-	EarlyStop      bool   `json:"early_stop,omitempty"` // the run ends with this step, before its last
+	AttentionBytes Float `json:"attention_bytes"`
+	// AuxLoss is the loss of balance without its coefficient, and ExpertImbalance the tokens of the expert with most over
+	// the mean, in the layer where that is largest. nil without these.
+	AuxLoss         *Float `json:"aux_loss,omitempty"`
+	ExpertImbalance *Float `json:"expert_imbalance,omitempty"`
+	ValLoss         *Float `json:"val_loss,omitempty"`   // nil on steps without validation
+	EarlyStop       bool   `json:"early_stop,omitempty"` // the run ends with this step, before its last
 
 	// ValLosses has the validation loss of each source if there are several, as val_loss/<name>.
 	ValLosses map[string]Float `json:"-"`

@@ -107,6 +107,12 @@ func scalars(s Step) []scalar {
 			all = append(all, v)
 		}
 	}
+	if s.AuxLoss != nil {
+		all = append(all, scalar{"aux_loss", *s.AuxLoss})
+	}
+	if s.ExpertImbalance != nil {
+		all = append(all, scalar{"expert_imbalance", *s.ExpertImbalance})
+	}
 	return append(all, validated(s)...)
 }
 

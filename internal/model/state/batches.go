@@ -12,13 +12,14 @@ type Format struct {
 	Pairs    int  // of a head: columns of cos and sin
 	Ropes    int  // rotary tables, each with cos and sin of all tokens
 	Packed   bool // samples are packed documents
-	Numbered bool // dropout needs the numbers of the tokens
+	Numbered bool // dropout and the counts of experts need the numbers of the tokens
 }
 
 // FormatOf returns the format for a model.
 func FormatOf(cfg *hf.Config, packed bool) Format {
 	l := cfg.Tuning.LoRA
-	return Format{Pairs: cfg.RotaryDim() / 2, Ropes: cfg.Ropes(), Packed: packed, Numbered: l != nil && l.Dropout > 0}
+	numbered := l != nil && l.Dropout > 0 || cfg.HasExperts()
+	return Format{Pairs: cfg.RotaryDim() / 2, Ropes: cfg.Ropes(), Packed: packed, Numbered: numbered}
 }
 
 // lists returns the number of lists of a word for each token.

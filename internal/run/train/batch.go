@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -188,7 +189,7 @@ func (f *feed) batch(ctx context.Context, samples []int64, trained int) (*microB
 	}
 	b.positions, b.targets = positions, targets
 	if !h.Tokens.IsZero() {
-		number(tensor.Data[int32](h.Tokens), samples, spans, f.seqLen)
+		number(tensor.Data[int32](h.Tokens), samples[:min(count, trained)], spans, f.seqLen, b.tokens)
 	}
 	if f.seen != nil {
 		f.seen(b, samples[:min(count, trained)], spans, ids)
@@ -220,17 +221,22 @@ func (f *feed) lengths(docs []int, spans []partition.Span, count int) []int {
 	return slices.Repeat(out, count)
 }
 
-// number sets the numbers of tokens, which do not depend on the ranks. They may wrap, since they only choose random
-// numbers.
-func number(dst []int32, samples []int64, spans []partition.Span, seqLen int) {
+// number sets the numbers of tokens, which do not depend on the ranks, and -1 for rows after the tokens of a sample or
+// after all samples. Numbers may wrap, since they only choose random numbers.
+func number(dst []int32, samples []int64, spans []partition.Span, seqLen, tokens int) {
 	i := 0
 	for _, sample := range samples {
 		for _, s := range spans {
 			for k := range s.Len {
-				dst[i] = int32(sample*int64(seqLen) + int64(s.Start+k*s.Stride))
+				if dst[i] = -1; s.Start+k*s.Stride < tokens {
+					dst[i] = int32((sample*int64(seqLen) + int64(s.Start+k*s.Stride)) & math.MaxInt32)
+				}
 				i++
 			}
 		}
+	}
+	for ; i < len(dst); i++ {
+		dst[i] = -1
 	}
 }
 

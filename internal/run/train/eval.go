@@ -109,7 +109,7 @@ const noticeEvery = 10 * time.Second
 
 // evaluate adds the losses of a sample to the buckets, and counts the targets of this rank.
 func (t *Trainer) evaluate(ctx context.Context, sample int64, losses View, hi []int, counts []int64) error {
-	_, err := t.forward(ctx, t.val, []int64{sample}, losses, func(b *microBatch) {
+	_, err := t.forward(ctx, t.val, all([]int64{sample}), losses, func(b *microBatch) {
 		for row, position := range b.positions {
 			i, _ := slices.BinarySearch(hi, position+1) // the first bound above the position
 			if b.targets[row] >= 0 {

@@ -160,7 +160,7 @@ func LogProbs(ctx context.Context, cfg *config.Config, dev Device, world comm.Co
 // tokenLosses returns the loss of each position of a sample, on every rank.
 func (t *Trainer) tokenLosses(ctx context.Context, sample int64, sums, host View) ([]float64, error) {
 	t.dev.Ops.Zero(sums)
-	b, err := t.forward(ctx, t.val, []int64{sample}, sums, func(b *microBatch) { b.Each = true })
+	b, err := t.forward(ctx, t.val, all([]int64{sample}), sums, func(b *microBatch) { b.Each = true })
 	if err != nil {
 		return nil, err
 	}

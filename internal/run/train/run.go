@@ -431,6 +431,7 @@ func (r *run) after(ctx context.Context, res Result) error {
 		TokensPerSecondPerDevice: tps / metrics.Float(world.Size()), TFLOPsPerDevice: tflops,
 		MFU: metrics.MFU(tflops, r.dev.PeakTFLOPs), MemoryBytes: int64(most[0]), CommWaitSeconds: wait,
 		AttentionImbalance: metrics.Float(most[3]), AttentionBytes: metrics.Float(most[4]), ValLoss: val,
+		AuxLoss: res.AuxLoss, ExpertImbalance: res.Imbalance,
 		EarlyStop: res.Step < steps && r.endsEarly(), ValLosses: v.Sources,
 	}
 	if err := r.out.Write(m); err != nil {

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/base/splitmix"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
@@ -46,9 +45,10 @@ type Trainer struct {
 	val      *feed    // nil without validation
 	sources  []source // that val reads in turn
 
-	// sums holds the sums of a step over all ranks: the loss, the ranks that want to stop or save, and the squared norm
-	// of the gradient.
+	// sums holds the sums of a step over all ranks: the loss, the ranks that want to stop or save, the squared norm of the
+	// gradient, and the sums of routes.
 	sums    View
+	routes  routes
 	stepMem []stepSums // a ring over the queued steps
 
 	from     string // the checkpoint to resume from, or ""
@@ -268,7 +268,12 @@ func (t *Trainer) build(o *Options) (err error) {
 		return err
 	}
 	t.model = model.New(shape, t.dev.Ops, t.att, t.share.Params(), opt)
-	if t.sums, err = t.dev.Vector("sums of a step", tensor.F64, sumCount); err != nil {
+	t.routes = newRoutes(shape)
+	if err := t.routes.open(t.dev); err != nil {
+		return err
+	}
+	count := sumCount + t.routes.sums()
+	if t.sums, err = t.dev.Vector("sums of a step", tensor.F64, count); err != nil {
 		return err
 	}
 	if t.clock, err = t.dev.NewClock(2 * t.clocked()); err != nil {
@@ -277,7 +282,7 @@ func (t *Trainer) build(o *Options) (err error) {
 	t.stepMem = make([]stepSums, t.dev.RunAhead+1)
 	for i := range t.stepMem {
 		for _, v := range []*View{&t.stepMem[i].in, &t.stepMem[i].out} {
-			if *v, err = t.dev.HostVector("sums of a step", tensor.F64, sumCount); err != nil {
+			if *v, err = t.dev.HostVector("sums of a step", tensor.F64, count); err != nil {
 				return err
 			}
 		}
@@ -294,10 +299,12 @@ type Result struct {
 	FLOPs    float64 // model FLOPs of all ranks
 	Tokens   int     // tokens of all ranks
 	Load     load    // attention work of this rank's sequences
-	Trained  int64   // tokens of all ranks in all steps so far
-	Samples  int64   // likewise
-	Stop     bool    // a rank was asked to stop
-	Due      bool    // a checkpoint is due by time
+	// AuxLoss and Imbalance are as in metrics.Step.
+	AuxLoss, Imbalance *metrics.Float
+	Trained            int64 // tokens of all ranks in all steps so far
+	Samples            int64 // likewise
+	Stop               bool  // a rank was asked to stop
+	Due                bool  // a checkpoint is due by time
 	// Blank is n if this is the n-th step without targets. Such a step updates nothing, and its loss is NaN. Else 0.
 	Blank   int
 	Skipped bool    // the scaled gradients overflowed, so the step changed nothing
@@ -365,7 +372,7 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *inflight, err e
 // update queues the passes and the optimizer of a step. The bias correction of the moments does not count blank steps
 // and the skipped steps known to the host.
 func (t *Trainer) update(ctx context.Context, f *inflight, skipped int) (err error) {
-	if f.r.Load, err = t.passes(ctx, cmp.Or(f.scale, 1)/float64(f.valid)); err != nil {
+	if f.r.Load, err = t.passes(ctx, f); err != nil {
 		return err
 	}
 	u := optim.Update{LR: f.r.LR, Scale: f.scale, Step: t.step - skipped - t.blank}
@@ -381,6 +388,7 @@ func (t *Trainer) finish(ctx context.Context, f *inflight) (Result, error) {
 	f.r.GradNorm = math.Sqrt(out[sumNorm]) / cmp.Or(f.scale, 1)
 	f.r.Skipped, f.r.Lowered = t.scaler.finish(f.scale, f.r.GradNorm)
 	f.r.Stop, f.r.Due = out[sumStop] > 0, out[sumDue] > 0
+	f.r.AuxLoss, f.r.Imbalance = t.routes.results(out[sumCount:], f.r.Tokens)
 	t.waiting--
 	seconds, err := t.clock.Between(f.since, t.ends(f.r.Step-1))
 	if err != nil {
@@ -396,39 +404,6 @@ func (t *Trainer) clocked() int { return t.dev.RunAhead + 2 }
 // begins and ends return the clock points of a step with n steps before it.
 func (t *Trainer) begins(n int) int { return 2 * (n % t.clocked()) }
 func (t *Trainer) ends(n int) int   { return t.begins(n) + 1 }
-
-// passes queues the forward and backward passes of a step, with the loss multiplied by scale. It returns the load of
-// the sequences.
-func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err error) {
-	of := t.cfg.Train.MicroBatchSize * t.mesh.dataSize
-	micros := (t.batch() + of - 1) / of
-	loss, before := state.Part(t.sums, sumLoss, sumLoss+1), t.sent.sent
-	for m := range micros {
-		samples, trained := t.samplesOf(m)
-		groups := t.train.groups(samples)
-		for i, g := range groups {
-			b, err := t.train.batch(ctx, g, max(0, trained))
-			if err != nil {
-				return total, err
-			}
-			trained -= len(g)
-			t.share.first, t.share.last = m == 0 && i == 0, m == micros-1 && i == len(groups)-1
-			t.att.begin(b)
-			b.Key = splitmix.Step(uint64(t.cfg.Train.Seed)) + uint64(t.step)
-			if err := t.model.ForwardBackward(t.arena, b.Batch, loss, scale); err != nil {
-				return total, err
-			}
-			b.done()
-			load, err := t.att.load()
-			if err != nil {
-				return total, err
-			}
-			total.add(load, len(g))
-		}
-	}
-	total.sent = t.sent.sent - before
-	return total, nil
-}
 
 // prepare makes the layout and the schedules of the next step's first sequence while the device computes this step. For
 // later micro batches the host is ahead of the device anyway.
@@ -504,7 +479,7 @@ func (t *Trainer) validate(ctx context.Context) (sum float64, valid int, err err
 		}
 		fewer -= len(groups)
 		for _, g := range groups {
-			if _, err := t.forward(ctx, t.val, g, state.Part(t.sums, sumLoss, sumLoss+1), nil); err != nil {
+			if _, err := t.forward(ctx, t.val, all(g), state.Part(t.sums, sumLoss, sumLoss+1), nil); err != nil {
 				return 0, 0, err
 			}
 		}
@@ -522,12 +497,11 @@ func (t *Trainer) validate(ctx context.Context) (sum float64, valid int, err err
 	return tensor.Data[float64](stepSums.out)[sumLoss], valid, nil
 }
 
-// forward queues a forward pass over samples of a feed, which adds their losses to sums. set, unless nil, changes the
+// forward queues a forward pass over a group of a feed, which adds its losses to sums. set, unless nil, changes the
 // batch before.
-func (t *Trainer) forward(ctx context.Context, f *feed, samples []int64, sums View, set func(*microBatch)) (*microBatch,
-	error) {
-	b, err := f.batch(ctx, samples, len(samples))
-	if err != nil {
+func (t *Trainer) forward(ctx context.Context, f *feed, g group, sums View, set func(*microBatch)) (b *microBatch,
+	err error) {
+	if b, err = f.batch(ctx, g.samples, g.trained); err != nil {
 		return nil, err
 	}
 	if set != nil {

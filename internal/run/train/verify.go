@@ -257,7 +257,7 @@ type rowHashes struct {
 func (t *Trainer) hashRows(ctx context.Context, h *rowHashes, sample int64) (sums []uint64, _ *microBatch,
 	err error) {
 	var failed error
-	b, err := t.forward(ctx, t.train, []int64{sample}, t.sums, func(b *microBatch) {
+	b, err := t.forward(ctx, t.train, all([]int64{sample}), t.sums, func(b *microBatch) {
 		sums = make([]uint64, len(b.positions))
 		b.Rows = func(lo int, logits View) {
 			rows, err := h.read(ctx, t.dev, logits)

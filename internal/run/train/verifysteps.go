@@ -332,7 +332,7 @@ func (t *Trainer) rotated(ctx context.Context, sample int64) (entries []safetens
 		}
 		return nil
 	}
-	_, err = t.forward(ctx, t.train, []int64{sample}, state.Part(t.sums, sumLoss, sumLoss+1), func(b *microBatch) {
+	_, err = t.forward(ctx, t.train, all([]int64{sample}), state.Part(t.sums, sumLoss, sumLoss+1), func(b *microBatch) {
 		last := 0
 		for row, p := range b.positions {
 			if rows[p] = row; p > last && p < mostTurned {
