@@ -60,4 +60,6 @@ type Activation string
 const (
 	SiLU Activation = "silu"              // x * sigmoid(x), arXiv:1702.03118
 	GELU Activation = "gelu_pytorch_tanh" // arXiv:1606.08415, with its approximation by tanh
+	// ClampedSiLU is (clip(up, -7, 7) + 1) * g * sigmoid(1.702 g), g = min(gate, 7), of gpt-oss
+	ClampedSiLU Activation = "gpt_oss"
 )

@@ -30,7 +30,7 @@ type Ops interface {
 // Products are the matrix products.
 type Products interface {
 	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y, which may be y. With the
-	// zero View as add it adds nothing.
+	// zero View as add it adds nothing. y may be float32 with x and w of 16 bits.
 	Linear(y, x, w, add View)
 	// LinearDX sets dx [rows, in] to dy [rows, out] times w, or adds it.
 	LinearDX(dx, dy, w View, accumulate bool)
@@ -95,7 +95,8 @@ type Elementwise interface {
 }
 
 // Experts are the operations of mixtures of experts, for T tokens with k of E experts each. kernels.Pairs and Operand
-// describe the operands. Stacked weights are [1, E*out, 1, in]. logits, weight and dweight have the type of parameters.
+// describe the operands. Stacked weights are [1, E*out, 1, in]. logits, weight, dweight and
+// dshare have the type of parameters.
 type Experts interface {
 	// Route chooses k experts of each row of logits [T, E], by falling score plus correction, of equal ones the first. It
 	// sets choice, int32 [1, T, k, 1], and weight, [1, T, k, 1]. correction: [1, 1, 1, E], or the zero View. A NaN counts

@@ -111,3 +111,30 @@ func BenchmarkOps(b *testing.B) {
 		b.Run(test.name, func(b *testing.B) { rate(b, "GB/s", test.bytes, func() { test.run(); settle(b, c) }) })
 	}
 }
+
+// BenchmarkExperts measures grouped products of a small mixture of experts: of evenly spread tokens, and with all tokens
+// at the same experts.
+func BenchmarkExperts(b *testing.B) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	const tokens, experts, k, in, out = 512, 64, 8, 512, 256
+	for name, choose := range map[string]func() []int{
+		"spread": func() []int { return rng.Perm(experts) },
+		"same":   func() []int { return []int{1, 8, 3, 4, 60, 6, 7, 2} },
+	} {
+		for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
+			c := newTestCPU(b)
+			p := dealt(c, tokens, experts, k, choose)
+			view := func(rows, cols int) tensor.View { return tensor.New(dtype, 1, rows, 1, cols) }
+			x, y, dx := kernels.Operand{View: view(tokens, in), ByToken: true}, view(tokens*k, out), view(tokens*k, in)
+			w, dw := view(experts*out, in), tensor.New(tensor.F32, 1, experts*out, 1, in)
+			run := func(what string, f func()) {
+				b.Run(fmt.Sprintf("%s/%v/%s", name, dtype, what), func(b *testing.B) {
+					rate(b, "GFLOP/s", 2*tokens*k*in*out, func() { f(); settle(b, c) })
+				})
+			}
+			run("forward", func() { c.GroupLinear(y, x, w, p, false) })
+			run("dx", func() { c.GroupLinearDX(dx, kernels.Operand{View: y}, w, p, false) })
+			run("dw", func() { c.GroupLinearDW(dw, kernels.Operand{View: y}, x, p, false) })
+		}
+	}
+}

@@ -3,6 +3,8 @@ package cpu
 import (
 	"math"
 
+	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
@@ -31,6 +33,28 @@ func (c *Kernels) pointwise(op string, y, x tensor.View, f func(float64) float64
 	})
 }
 
+// gluOf returns the loop that sets y = act(gate) * up.
+func gluOf[T tensor.Float](c *Kernels, act kernels.Activation) func(y, gate, up []T) {
+	switch act {
+	case kernels.GELU:
+		return geGLU[T]
+	case kernels.ClampedSiLU:
+		return clampedGLU[T]
+	}
+	return simd.LoopsOf[T](c.level).SwiGLU
+}
+
+// gluBackwardOf returns the loop of its gradients; dgate may be gate, and dup may be up.
+func gluBackwardOf[T tensor.Float](c *Kernels, act kernels.Activation) func(dgate, dup, dy, gate, up []T) {
+	switch act {
+	case kernels.GELU:
+		return geGLUBackward[T]
+	case kernels.ClampedSiLU:
+		return clampedGLUBackward[T]
+	}
+	return simd.LoopsOf[T](c.level).SwiGLUBackward
+}
+
 // A curve is a value and its derivative.
 type curve struct{ value, slope float64 }
 
@@ -55,5 +79,38 @@ func geGLUBackward[T tensor.Float](dgate, dup, dy, gate, up []T) {
 	for i, g := range gate {
 		c, d := gelu(float64(g)), float64(dy[i])
 		dgate[i], dup[i] = T(d*float64(up[i])*c.slope), T(d*c.value)
+	}
+}
+
+// gateLimit is the limit of gpt-oss's gate and up.
+const gateLimit = 7
+
+// clampedSiLU returns x * sigmoid(1.702 x).
+func clampedSiLU(x float64) curve {
+	const steep = 1.702
+	s := 1 / (1 + math.Exp(-steep*x))
+	return curve{x * s, s * (1 + steep*x*(1-s))}
+}
+
+func clampedGLU[T tensor.Float](y, gate, up []T) {
+	for i, g := range gate {
+		u := min(max(float64(up[i]), -gateLimit), gateLimit)
+		y[i] = T((u + 1) * clampedSiLU(min(float64(g), gateLimit)).value)
+	}
+}
+
+// clampedGLUBackward sets gradients to 0 beyond a limit, but not at it, as torch.clamp does.
+func clampedGLUBackward[T tensor.Float](dgate, dup, dy, gate, up []T) {
+	for i, g := range gate {
+		d, u := float64(dy[i]), float64(up[i])
+		c := clampedSiLU(min(float64(g), gateLimit))
+		dg, du := d*(min(max(u, -gateLimit), gateLimit)+1)*c.slope, d*c.value
+		if g > gateLimit {
+			dg = 0
+		}
+		if u > gateLimit || u < -gateLimit {
+			du = 0
+		}
+		dgate[i], dup[i] = T(dg), T(du)
 	}
 }

@@ -261,10 +261,7 @@ func (c *Kernels) GLU(y, gate, up tensor.View, act kernels.Activation) {
 
 func glu[T tensor.Float](c *Kernels, y, gate, up tensor.View, act kernels.Activation) {
 	ys, gs, us := tensor.Data[T](y), tensor.Data[T](gate), tensor.Data[T](up)
-	f := simd.LoopsOf[T](c.level).SwiGLU
-	if act == kernels.GELU {
-		f = geGLU[T]
-	}
+	f := gluOf[T](c, act)
 	c.queue("glu", func() {
 		c.blocks(len(ys), elementBlock, func(_, lo, hi int) {
 			f(ys[lo:hi], gs[lo:hi], us[lo:hi])
@@ -286,10 +283,7 @@ func (c *Kernels) GLUBackward(dgate, dup, dy, gate, up tensor.View, act kernels.
 func gluBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.View, act kernels.Activation) {
 	dgs, dus, dys := tensor.Data[T](dgate), tensor.Data[T](dup), tensor.Data[T](dy)
 	gs, us := tensor.Data[T](gate), tensor.Data[T](up)
-	f := simd.LoopsOf[T](c.level).SwiGLUBackward
-	if act == kernels.GELU {
-		f = geGLUBackward[T]
-	}
+	f := gluBackwardOf[T](c, act)
 	c.queue("glu backward", func() {
 		c.blocks(len(dgs), elementBlock, func(_, lo, hi int) {
 			f(dgs[lo:hi], dus[lo:hi], dys[lo:hi], gs[lo:hi], us[lo:hi])
@@ -329,9 +323,11 @@ func dropout[T tensor.Float](c *Kernels, y, x, tokens tensor.View, d kernels.Dro
 	})
 }
 
-// Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add unless that is the zero View.
+// Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add unless that is the zero View. y and
+// add have the type of the activations, or float32 if those have 16 bits.
 func (c *Kernels) Linear(y, x, w, add tensor.View) {
-	denseActivations("linear", y, x, w)
+	denseActivations("linear", x, w)
+	sums("linear", y, x)
 	shape.Must(y.Rows() == x.Rows() && x.Cols() == w.Cols() && y.Cols() == w.Rows(), "linear", y, x, w)
 	if !add.IsZero() {
 		denseActivations("linear", y, add)
@@ -366,10 +362,14 @@ func linearDX[T tensor.Float](c *Kernels, dx, dy, w tensor.View, accumulate bool
 // activations, or float32 if they have 16 bits.
 func (c *Kernels) LinearDW(dw, dy, x tensor.View, accumulate bool) {
 	denseActivations("linear dw", dy, x)
-	shape.Must((dw.DType() == x.DType() || isHalf(x.DType()) && dw.DType() == tensor.F32) &&
-		dw.IsDense(), "linear dw", dw, dy, x)
+	sums("linear dw", dw, x)
 	shape.Must(dy.Rows() == x.Rows() && dw.Cols() == x.Cols() && dw.Rows() == dy.Cols(), "linear dw", dw, dy, x)
 	forType(dw, linearDW[float64], linearDW[float32])(c, dw, dy, x, accumulate)
+}
+
+// sums panics unless v is dense and has the type of activations x, or float32 if that has 16 bits.
+func sums(op string, v, x tensor.View) {
+	shape.Must((v.DType() == x.DType() || isHalf(x.DType()) && v.DType() == tensor.F32) && v.IsDense(), op, v, x)
 }
 
 func linearDW[T tensor.Float](c *Kernels, dw, dy, x tensor.View, accumulate bool) {
@@ -387,7 +387,7 @@ func newProduct[T tensor.Float](c *Kernels, out tensor.View, left, right factor[
 }
 
 func factorOf[T tensor.Float](v tensor.View, transposed bool) factor[T] {
-	return factor[T]{memoryOf[T](v), v.Cols(), transposed}
+	return factor[T]{memory: memoryOf[T](v), ld: v.Cols(), transposed: transposed}
 }
 
 // SumSquares adds the sum of the squares of g to sum, a float64 scalar.

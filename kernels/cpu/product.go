@@ -17,11 +17,13 @@ type product[T tensor.Float] struct {
 	accumulate  bool
 }
 
-// A factor is a factor of a product: element (i, j) is at i*ld+j, or at j*ld+i if it is transposed.
+// A factor is a factor of a product: element (i, j) is at i*ld+j, or at j*ld+i if it is transposed. With gather, the
+// row of the memory is gather[i], or gather[j], instead.
 type factor[T tensor.Float] struct {
 	memory[T]
 	ld         int
 	transposed bool
+	gather     []int32
 }
 
 // Each tile of a product packs its part of the right factor. Large tiles need fewer loads per element, so tiles are as
@@ -36,25 +38,50 @@ const (
 )
 
 // run computes on all workers.
-func (p *product[T]) run(c *Kernels) {
-	if p.m == 0 || p.n == 0 {
-		return
+func (p *product[T]) run(c *Kernels) { runAll(c, []*product[T]{p}) }
+
+// A tile is a part of a product: m by n elements from row i, column j.
+type tile[T tensor.Float] struct {
+	*product[T]
+	i, j, rows, cols int
+}
+
+// runAll computes independent products on all workers. Their tiles form one list, so that many small products need one
+// barrier, and one large product among them still occupies all workers.
+func runAll[T tensor.Float](c *Kernels, ps []*product[T]) {
+	workers, total := c.workers(), 1
+	for _, p := range ps {
+		total += p.work()
 	}
-	rows, cols := p.tile(c.workers())
-	down, across := blocks(p.m, rows), blocks(p.n, cols)
-	c.split(down*across, func(s *scratch, t int) {
-		i, j := t/across*rows, t%across*cols
-		p.compute(s, i, j, min(rows, p.m-i), min(cols, p.n-j))
+	var list []tile[T]
+	for _, p := range ps {
+		least := 1
+		if workers > 1 {
+			least = blocks(perWorker*workers*p.work(), total)
+		}
+		rows, cols := p.tile(least)
+		for i := 0; i < p.m; i += rows {
+			for j := 0; j < p.n; j += cols {
+				list = append(list, tile[T]{p, i, j, min(rows, p.m-i), min(cols, p.n-j)})
+			}
+		}
+	}
+	c.split(len(list), func(s *scratch, i int) {
+		t := &list[i]
+		t.compute(s, t.i, t.j, t.rows, t.cols)
 	})
 }
 
-// tile returns the size of the tiles, given the number of workers.
-func (p *product[T]) tile(workers int) (rows, cols int) {
+// work returns the number of multiplications.
+func (p *product[T]) work() int { return p.m * p.n * p.k }
+
+// tile returns the size of the tiles, of which there should be at least so many.
+func (p *product[T]) tile(least int) (rows, cols int) {
 	rows, cols = tileRows, tileCols
 	if p.copied() {
 		rows, cols = tileBoth, roundUp(tileBoth, p.loops.Cols)
 	}
-	for workers > 1 && blocks(p.m, rows)*blocks(p.n, cols) < perWorker*workers {
+	for blocks(p.m, rows)*blocks(p.n, cols) < least {
 		switch {
 		case cols > p.loops.Cols && (cols >= p.n || rows < 4*cols):
 			cols = max(p.loops.Cols, roundUp(min(cols, p.n)/2, p.loops.Cols))
@@ -109,7 +136,7 @@ func (p *product[T]) scratch(m, n, inner int) (size [4]int) {
 	if padded > n || isHalf(p.out.dtype) {
 		size[2] = m * padded
 	}
-	if isHalf(p.right.dtype) {
+	if p.right.loaded() {
 		size[3] = p.loops.Cols * inner
 	}
 	return size
@@ -119,7 +146,7 @@ func (p *product[T]) scratch(m, n, inner int) (size [4]int) {
 func (p *product[T]) pack(panels, strip []T, from, rows, j, cols int) {
 	l, b := p.loops, p.right
 	switch {
-	case isHalf(b.dtype):
+	case b.loaded():
 		for done := 0; done < cols; done += l.Cols {
 			p.packStrip(panels[done*rows:], strip, from, rows, j+done, min(l.Cols, cols-done))
 		}
@@ -130,15 +157,15 @@ func (p *product[T]) pack(panels, strip []T, from, rows, j, cols int) {
 	}
 }
 
-// packStrip packs one panel of 16-bit elements. strip holds them as float32.
+// packStrip packs one panel of 16-bit or gathered elements. strip holds them in type T.
 func (p *product[T]) packStrip(panel, strip []T, from, rows, j, cols int) {
 	b := p.right
 	if b.transposed {
-		b.loadRows(strip, j*b.ld+from, b.ld, cols, rows)
+		b.read(strip, j, from, cols, rows)
 		p.loops.PackTransposed(panel, strip, rows, rows, cols, 1)
 		return
 	}
-	b.loadRows(strip, from*b.ld+j, b.ld, rows, cols)
+	b.read(strip, from, j, rows, cols)
 	p.loops.Pack(panel, strip, cols, rows, cols, rows)
 }
 
@@ -170,11 +197,11 @@ func (p *product[T]) start(spare []T, i, j, m, n int) simd.Mode {
 	return simd.Add
 }
 
-// copied reports whether tiles copy the left factor. They do if it has 16 bits; by columns, if each step of k would
-// touch another page; and by rows, if the rows of a micro-kernel would share one set of the cache.
+// copied reports whether tiles copy the left factor. They do if it has 16 bits or is gathered; by columns, if each step
+// of k would touch another page; and by rows, if the rows of a micro-kernel would share one set of the cache.
 func (p *product[T]) copied() bool {
 	switch x := p.left; {
-	case isHalf(x.dtype):
+	case x.loaded():
 		return true
 	case x.transposed:
 		return x.ld >= page
@@ -188,19 +215,29 @@ const page = 1024 // elements; at this distance, float32 share a set of most fir
 // leftFrom returns rows i to i+m of the left factor, from column from.
 func (p *product[T]) leftFrom(mem []T, i, m, from, k int) simd.Left[T] {
 	x := p.left
-	at := i*x.ld + from
+	row, col, n, long := i, from, m, k // rows of the memory, and their part
 	if x.transposed {
-		at = from*x.ld + i
+		row, col, n, long = from, i, k, m
 	}
 	if !p.copied() {
-		return simd.Left[T]{A: x.data[at:], Ld: x.ld, Rows: !x.transposed}
+		return simd.Left[T]{A: x.data[row*x.ld+col:], Ld: x.ld, Rows: !x.transposed}
 	}
-	n, long := k, m // lines of the copy, and their length
-	if !x.transposed {
-		n, long = m, k
-	}
-	x.loadRows(mem, at, x.ld, n, long)
+	x.read(mem, row, col, n, long)
 	return simd.Left[T]{A: mem, Ld: long, Rows: !x.transposed}
+}
+
+// loaded reports whether elements cannot be read in place as a matrix of T.
+func (f factor[T]) loaded() bool { return isHalf(f.dtype) || f.gather != nil }
+
+// read reads n elements, the first in column col, of each of some rows of the memory into dst, without gaps.
+func (f factor[T]) read(dst []T, row, col, rows, n int) {
+	if f.gather == nil {
+		f.loadRows(dst, row*f.ld+col, f.ld, rows, n)
+		return
+	}
+	for i, from := range f.gather[row:][:rows] {
+		f.load(dst[i*n:][:n], int(from)*f.ld+col)
+	}
 }
 
 // store copies or adds a tile from spare, whose rows are padded, to the result.
