@@ -221,23 +221,7 @@ func testRopeTranspose(r *rig) {
 
 func testGLU(r *rig) {
 	for _, act := range []kernels.Activation{kernels.SiLU, kernels.GELU} {
-		shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 1, 9}, {2, 3, 1, 37}, {1, 130, 1, 257}}
-		each(r, shapes, func(r *rig, s [4]int) {
-			gate, gates := r.random(r.act, s[0], s[1], s[2], s[3])
-			up, ups := r.random(r.act, s[0], s[1], s[2], s[3])
-			dy, dys := r.random(r.act, s[0], s[1], s[2], s[3])
-			y := r.garbage(r.act, s[0], s[1], s[2], s[3])
-			r.ops.GLU(y, gate, up, act)
-			r.close("y", y, refGLU(gates, ups, act))
-			wantGate, wantUp := refGLUBackward(dys, gates, ups, act)
-			dgate, dup := r.garbage(r.act, s[0], s[1], s[2], s[3]), r.garbage(r.act, s[0], s[1], s[2], s[3])
-			r.ops.GLUBackward(dgate, dup, dy, gate, up, act)
-			r.close("dgate", dgate, wantGate)
-			r.close("dup", dup, wantUp)
-			r.ops.GLUBackward(gate, up, dy, gate, up, act)
-			r.close("dgate in place of gate", gate, wantGate)
-			r.close("dup in place of up", up, wantUp)
-		})
+		r.glu(act)
 		// These gates make exponentials infinite or 0, and their cubes infinite in float32.
 		gate, _ := r.put(r.act, []float64{-1000, 1000, 0, -40000, 40000}, 1, 5, 1, 1)
 		one, _ := r.put(r.act, []float64{1, 1, 1, 1, 1}, 1, 5, 1, 1)
@@ -250,6 +234,27 @@ func testGLU(r *rig) {
 		r.close("dgate of large gates", gate, []float64{0, 1, 0.5, 0, 1})
 		r.close("dup of large gates", dup, []float64{0, values[1], 0, 0, values[4]})
 	}
+}
+
+// glu checks a gated activation and its gradients, in place and not.
+func (r *rig) glu(act kernels.Activation) {
+	shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 1, 9}, {2, 3, 1, 37}, {1, 130, 1, 257}}
+	each(r, shapes, func(r *rig, s [4]int) {
+		gate, gates := r.random(r.act, s[0], s[1], s[2], s[3])
+		up, ups := r.random(r.act, s[0], s[1], s[2], s[3])
+		dy, dys := r.random(r.act, s[0], s[1], s[2], s[3])
+		y := r.garbage(r.act, s[0], s[1], s[2], s[3])
+		r.ops.GLU(y, gate, up, act)
+		r.close("y", y, refGLU(gates, ups, act))
+		wantGate, wantUp := refGLUBackward(dys, gates, ups, act)
+		dgate, dup := r.garbage(r.act, s[0], s[1], s[2], s[3]), r.garbage(r.act, s[0], s[1], s[2], s[3])
+		r.ops.GLUBackward(dgate, dup, dy, gate, up, act)
+		r.close("dgate", dgate, wantGate)
+		r.close("dup", dup, wantUp)
+		r.ops.GLUBackward(gate, up, dy, gate, up, act)
+		r.close("dgate in place of gate", gate, wantGate)
+		r.close("dup in place of up", up, wantUp)
+	})
 }
 
 // testMaps covers Affine and SoftCap, in place and not.

@@ -53,6 +53,17 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		{"CrossEntropyIgnored", testCrossEntropyIgnored},
 		{"CrossEntropyExtreme", testCrossEntropyExtreme},
 		{"AddZero", testAddZero},
+		{"Wide", ofExperts(testWide)},
+		{"Route", ofExperts(testRoute)},
+		{"RouteExtreme", ofExperts(testRouteExtreme)},
+		{"Count", ofExperts(testCount)},
+		{"Sort", ofExperts(testSort)},
+		{"GroupLinear", ofExperts(testGroupLinear)},
+		{"GroupBias", ofExperts(testGroupBias)},
+		{"GroupGLU", ofExperts(testGroupGLU)},
+		{"Clamped", ofExperts(testClamped)},
+		{"Combine", ofExperts(testCombine)},
+		{"GroupNaN", ofExperts(testGroupNaN)},
 	}
 	for _, dtype := range activations {
 		t.Run(dtype.String(), func(t *testing.T) {
@@ -131,14 +142,28 @@ func (r *rig) read(v View) []float64 {
 // activations) of the size of the largest element.
 func (r *rig) close(what string, v View, want []float64) {
 	r.t.Helper()
+	r.agree(what, v, want, near.Finite)
+}
+
+// same does what close does, and NaN agrees with NaN, and an infinity with an equal one.
+func (r *rig) same(what string, v View, want []float64) {
+	r.t.Helper()
+	r.agree(what, v, want, near.NonFinite)
+}
+
+func (r *rig) agree(what string, v View, want []float64, contract near.Contract) {
+	r.t.Helper()
 	got := r.read(v)
 	if v.Size() == 0 && len(want) == 0 {
 		return
 	}
-	d, err := near.Of(got, want, near.Finite)
+	d, err := near.Of(got, want, contract)
 	if err == nil {
 		top := max(1, d.Largest)
-		err = near.Each(got, want, near.Finite, func(i int) float64 {
+		err = near.Each(got, want, contract, func(i int) float64 {
+			if want[i]-want[i] != 0 { // the contract alone decides
+				return 0
+			}
 			bound := 2*max(epsilon(v.DType()), epsilon(r.par))*math.Abs(want[i]) + 32*epsilon(r.par)*top
 			if v.DType() != r.par && v.DType() != tensor.F64 {
 				bound += epsilon(v.DType()) * 0.01 * top // cancellation among rounded inputs
@@ -244,8 +269,12 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 	r.ops.Linear(logits, y, table, View{})
 	r.ops.CrossEntropy(loss, logits, r.ints(targets, 1, seq, 1, 1), 0.5, 0, true)
 
+	results := []View{x, y, inv, gate, up, dy, dx, dw, dnorm, dtable, logits, loss}
+	if ops, ok := r.ops.(model.Experts); ok {
+		results = append(results, r.expertResults(ops)...)
+	}
 	h := sha256.New()
-	for _, v := range []View{x, y, inv, gate, up, dy, dx, dw, dnorm, dtable, logits, loss} {
+	for _, v := range results {
 		host, err := dev.Download(v)
 		if err != nil {
 			t.Fatalf("stream: %v", err)
@@ -253,6 +282,46 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 		h.Write(tensor.Bytes(host))
 	}
 	return [sha256.Size]byte(h.Sum(nil))
+}
+
+// expertResults runs every operation of experts on fixed inputs that are large enough to be split.
+func (r *rig) expertResults(ops model.Experts) []View {
+	const seq, hidden, inner, experts, chosen = 333, 70, 33, 16, 3
+	random := func(dtype tensor.DType, shape ...int) View { v, _ := r.random(dtype, shape...); return v }
+	ints := func(shape ...int) View { return r.ints(make([]int32, shape[1]*shape[2]), shape...) }
+	router := kernels.Router{Sigmoid: true, Normalize: true, Groups: 4, Kept: 2}
+	logits, load, share := random(r.par, 1, seq, 1, experts), random(tensor.F64, 1, 1, 1, experts),
+		random(tensor.F64, 1, 1, 1, experts)
+	weight, choice := random(r.par, 1, seq, chosen, 1), ints(1, seq, chosen, 1)
+	p := kernels.Pairs{Tokens: ints(1, seq*chosen, 1, 1), Places: ints(1, seq, chosen, 1),
+		Starts: ints(1, experts+1, 1, 1)}
+	x, w, down := random(r.act, 1, seq, 1, hidden), random(r.act, 1, experts*2*inner, 1, hidden),
+		random(r.act, 1, experts*hidden, 1, inner)
+	in, act := random(r.act, 1, seq*chosen, 1, 2*inner), random(r.act, 1, seq*chosen, 1, inner)
+	y, out := random(r.act, 1, seq*chosen, 1, hidden), random(r.act, 1, seq, 1, hidden)
+	bias, dbias := random(r.par, 1, 1, 1, experts*hidden), random(r.par, 1, 1, 1, experts*hidden)
+	dweight, dlogits := random(r.par, 1, seq, chosen, 1), random(r.act, 1, seq, 1, experts)
+	dw, ddown := random(r.par, 1, experts*2*inner, 1, hidden), random(r.par, 1, experts*hidden, 1, inner)
+	byToken, dout := kernels.Operand{View: x, ByToken: true}, kernels.Operand{View: out, ByToken: true}
+
+	ops.Route(weight, choice, logits, View{}, router)
+	ops.Count(load, share, choice, logits, View{})
+	ops.Sort(p, choice)
+	ops.GroupLinear(in, byToken, w, p, false)
+	ops.GroupGLU(act, in, kernels.ClampedSiLU)
+	ops.GroupLinear(y, kernels.Operand{View: act}, down, p, false)
+	ops.GroupAdd(y, bias, p)
+	ops.Combine(out, x, y, weight, p)
+	da := random(r.act, 1, seq*chosen, 1, inner)
+	ops.GroupLinearDX(da, dout, down, p, false)
+	ops.GroupGLUBackward(in, da, dweight, da, in, weight, p, kernels.SiLU)
+	ops.GroupDot(dweight, dout, bias, p)
+	ops.GroupSum(dbias, dout, weight, p)
+	ops.GroupLinearDW(ddown, dout, kernels.Operand{View: da}, p, true)
+	ops.GroupLinearDW(dw, kernels.Operand{View: in}, byToken, p, false)
+	ops.RouteBackward(dlogits, dweight, choice, logits, random(r.par, 1, 1, 1, experts), View{}, router)
+	return []View{weight, choice, load, share, p.Tokens, p.Places, p.Starts, in, act, y, out, da, dweight, dbias, ddown,
+		dw, dlogits}
 }
 
 // epsilon returns the largest relative error of rounding to dtype.

@@ -2,6 +2,8 @@ package opstest
 
 import (
 	"math"
+	"slices"
+	"sort"
 
 	"github.com/cprun/cprun/kernels"
 )
@@ -94,20 +96,40 @@ func refRope(x, cos, sin []float64, rows, heads, dim int, inverse bool) []float6
 
 // refActivation returns an activation and its derivative.
 func refActivation(x float64, act kernels.Activation) (y, dy float64) {
-	if act == kernels.SiLU {
+	switch act {
+	case kernels.SiLU:
 		s := 1 / (1 + math.Exp(-x))
 		return x * s, s + x*s*(1-s)
+	case kernels.ClampedSiLU:
+		g := math.Min(x, 7)
+		s := 1 / (1 + math.Exp(-1.702*g))
+		if x > 7 {
+			return g * s, 0
+		}
+		return g * s, s + 1.702*g*s*(1-s)
 	}
 	slope := math.Sqrt(2 / math.Pi)
 	t := math.Tanh(slope * (x + 0.044715*math.Pow(x, 3)))
 	return x / 2 * (1 + t), (1+t)/2 + x/2*(1-t*t)*slope*(1+3*0.044715*x*x)
 }
 
+// refUp returns the other factor of a gated activation and its derivative.
+func refUp(x float64, act kernels.Activation) (y, dy float64) {
+	if act != kernels.ClampedSiLU {
+		return x, 1
+	}
+	if math.Abs(x) > 7 {
+		return math.Copysign(7, x) + 1, 0
+	}
+	return x + 1, 1
+}
+
 func refGLU(gate, up []float64, act kernels.Activation) []float64 {
 	y := zeros(len(gate))
 	for i, g := range gate {
 		a, _ := refActivation(g, act)
-		y[i] = a * up[i]
+		u, _ := refUp(up[i], act)
+		y[i] = a * u
 	}
 	return y
 }
@@ -116,7 +138,8 @@ func refGLUBackward(dy, gate, up []float64, act kernels.Activation) (dgate, dup 
 	dgate, dup = zeros(len(dy)), zeros(len(dy))
 	for i, g := range gate {
 		a, slope := refActivation(g, act)
-		dgate[i], dup[i] = dy[i]*up[i]*slope, dy[i]*a
+		u, slopeU := refUp(up[i], act)
+		dgate[i], dup[i] = dy[i]*u*slope, dy[i]*a*slopeU
 	}
 	return dgate, dup
 }
@@ -179,4 +202,175 @@ func plus(a, b []float64) []float64 {
 		c[i] = a[i] + b[i]
 	}
 	return c
+}
+
+// refScores returns a router's scores of a row of logits.
+func refScores(logits []float64, sigmoid bool) []float64 {
+	top, sum := slices.Max(logits), 0.0
+	return refMap(refMap(logits, func(x float64) float64 {
+		if sigmoid {
+			return 1 / (1 + math.Exp(-x))
+		}
+		sum += math.Exp(x - top)
+		return math.Exp(x - top)
+	}), func(x float64) float64 {
+		if sigmoid {
+			return x
+		}
+		return x / sum
+	})
+}
+
+// refRoute returns the experts that a row of logits chooses: all sorted, those of kept groups only.
+func refRoute(logits, correction []float64, chosen int, r kernels.Router) (choice []int32) {
+	keys := plus(refScores(logits, r.Sigmoid), correction)
+	falling := func(keys []float64, of []int) []int {
+		list := slices.Clone(of)
+		sort.SliceStable(list, func(i, j int) bool { return keys[list[i]] > keys[list[j]] })
+		return list
+	}
+	count := max(1, r.Groups)
+	size, all := len(keys)/count, make([]int, len(keys))
+	for i := range all {
+		all[i] = i
+	}
+	sums := zeros(count)
+	for g := range count {
+		for _, e := range falling(keys, all[g*size:][:size])[:min(2, size)] {
+			sums[g] += keys[e]
+		}
+	}
+	groups, allowed := falling(sums, all[:count]), []int{}
+	for _, e := range falling(keys, all) {
+		if place := slices.Index(groups, e/size); r.Groups <= 1 || place < r.Kept {
+			allowed = append(allowed, e)
+		}
+	}
+	for _, e := range allowed[:chosen] {
+		choice = append(choice, int32(e))
+	}
+	return choice
+}
+
+// refDivisor returns the divisor of the chosen scores and the factor of weights.
+func refDivisor(scores []float64, choice []int32, r kernels.Router) (divisor, scale float64) {
+	for _, e := range choice {
+		divisor += scores[e]
+	}
+	if r.Sigmoid {
+		divisor += 1e-20
+	}
+	if !r.Normalize {
+		divisor = 1
+	}
+	if scale = r.Scale; scale == 0 {
+		scale = 1
+	}
+	return divisor, scale
+}
+
+// refWeights returns the weights of the choices of a row of logits.
+func refWeights(logits []float64, choice []int32, r kernels.Router) (weights []float64) {
+	scores := refScores(logits, r.Sigmoid)
+	divisor, scale := refDivisor(scores, choice, r)
+	for _, e := range choice {
+		weights = append(weights, scale*scores[e]/divisor)
+	}
+	return weights
+}
+
+// refRouteBackward multiplies dweight by the derivatives of weights by scores, and of scores by logits.
+func refRouteBackward(dweight, logits []float64, choice []int32, r kernels.Router) []float64 {
+	scores, dscores := refScores(logits, r.Sigmoid), zeros(len(logits))
+	divisor, scale := refDivisor(scores, choice, r)
+	for i, a := range choice {
+		dscores[a] += dweight[i] * scale / divisor
+		for _, b := range choice {
+			if r.Normalize {
+				dscores[b] -= dweight[i] * scale * scores[a] / (divisor * divisor)
+			}
+		}
+	}
+	if !r.Sigmoid {
+		return refSoftmaxBackward(dscores, logits)
+	}
+	for e, s := range scores {
+		dscores[e] *= s * (1 - s)
+	}
+	return dscores
+}
+
+// refSoftmaxBackward multiplies d by the derivatives of the softmax of logits.
+func refSoftmaxBackward(d, logits []float64) []float64 {
+	p, out, mean := refScores(logits, false), zeros(len(logits)), 0.0
+	for i := range p {
+		mean += p[i] * d[i]
+	}
+	for i := range p {
+		out[i] = p[i] * (d[i] - mean)
+	}
+	return out
+}
+
+// refSort sorts the choices of pairs by expert.
+func refSort(choice []int32, experts, chosen int) (tokens, places, starts []int32, pair []int) {
+	places, starts = make([]int32, len(choice)), make([]int32, experts+1)
+	for i, c := range choice {
+		pair = append(pair, i)
+		for e := range starts {
+			if int(c) < e {
+				starts[e]++
+			}
+		}
+	}
+	sort.SliceStable(pair, func(i, j int) bool { return choice[pair[i]] < choice[pair[j]] })
+	for place, i := range pair {
+		tokens, places[i] = append(tokens, int32(i/chosen)), int32(place)
+	}
+	return tokens, places, starts, pair
+}
+
+// refGroupLinear returns the rows of x times the transposes of their experts' matrices.
+func refGroupLinear(d deal, x, w []float64, in, out int, byToken bool) (y []float64) {
+	for i := range d.pairs() {
+		y = append(y, refLinear(d.row(x, in, i, byToken), w[d.expert(i)*in*out:][:in*out], 1, in, out)...)
+	}
+	return y
+}
+
+func refGroupLinearDX(d deal, dy, w []float64, in, out int, byToken bool) (dx []float64) {
+	for i := range d.pairs() {
+		row, _ := refLinearBackward(d.row(dy, out, i, byToken), zeros(in), w[d.expert(i)*in*out:][:in*out], 1, in, out)
+		dx = append(dx, row...)
+	}
+	return dx
+}
+
+func refGroupLinearDW(d deal, dy, x []float64, in, out int, dyByToken, xByToken bool) []float64 {
+	dw := zeros(d.experts * out * in)
+	for i := range d.pairs() {
+		to, xs := dw[d.expert(i)*in*out:], d.row(x, in, i, xByToken)
+		for o, g := range d.row(dy, out, i, dyByToken) {
+			for c, v := range xs {
+				to[o*in+c] += g * v
+			}
+		}
+	}
+	return dw
+}
+
+// refGroupGLU returns y of the halves of rows of x, and the gradients of the sum of weight*da*y by x, da and weight.
+func refGroupGLU(d deal, x, da, weight []float64, n int, act kernels.Activation) (y, dx, wy, dweight []float64) {
+	dweight = zeros(d.pairs())
+	for i, pair := range d.pair {
+		gate, up, w := x[2*i*n:][:n], x[(2*i+1)*n:][:n], weight[pair]
+		row := refGLU(gate, up, act)
+		dgate, dup := refGLUBackward(refMap(da[i*n:][:n], func(v float64) float64 { return w * v }), gate, up, act)
+		y, dx = append(y, row...), append(append(dx, dgate...), dup...)
+		wy = append(wy, refMap(row, func(v float64) float64 { return w * v })...)
+		for c, v := range row {
+			dweight[pair] += da[i*n+c] * v
+		}
+	}
+	return y, dx, wy, dweight
 }

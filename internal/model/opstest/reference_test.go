@@ -4,8 +4,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
-
-	"github.com/cprun/cprun/kernels"
 )
 
 // TestReferenceGradients compares each backward reference with central differences of the forward one: the derivative
@@ -36,7 +34,10 @@ func TestReferenceGradients(t *testing.T) {
 		func() float64 { return dot(dy4, refRope(x4, cos, sin, 2, 3, 4, false)) })
 
 	gate, up, dy := normal(9), normal(9), normal(9)
-	for _, act := range []kernels.Activation{kernels.SiLU, kernels.GELU} {
+	for i := range gate { // beyond the clamps
+		gate[i], up[i] = 5*gate[i], 5*up[i]
+	}
+	for _, act := range activations {
 		dgate, dup := refGLUBackward(dy, gate, up, act)
 		differences(t, "glu dgate", gate, dgate, func() float64 { return dot(dy, refGLU(gate, up, act)) })
 		differences(t, "glu dup", up, dup, func() float64 { return dot(dy, refGLU(gate, up, act)) })
@@ -52,6 +53,42 @@ func TestReferenceGradients(t *testing.T) {
 		loss, _ := refCrossEntropy(logits, targets, 7)
 		return loss
 	})
+}
+
+// TestExpertGradients does the same for routers and experts.
+func TestExpertGradients(t *testing.T) {
+	r := &rig{t: t, rng: rand.New(rand.NewPCG(5, 6)), dev: Device{Upload: func(v View) View { return v }}}
+	normal := func(n int) []float64 { return refMap(zeros(n), func(float64) float64 { return r.rng.NormFloat64() }) }
+	m := mix{5, 8, 3, false}
+	for _, router := range routers(m) {
+		logits, dw := normal(m.experts), normal(m.chosen)
+		choice := refRoute(logits, zeros(m.experts), m.chosen, router)
+		differences(t, "route", logits, refRouteBackward(dw, logits, choice, router),
+			func() float64 { return dot(dw, refWeights(logits, choice, router)) })
+	}
+	logits, d := normal(m.experts), normal(m.experts)
+	differences(t, "share", logits, refSoftmaxBackward(d, logits),
+		func() float64 { return dot(d, refScores(logits, false)) })
+
+	const in, out, n = 4, 3, 2
+	deal := r.deal(m)
+	w, dy := normal(m.experts*in*out), normal(deal.pairs()*out)
+	for _, byToken := range []bool{false, true} {
+		x := normal(deal.of(byToken) * in)
+		y := func() float64 { return dot(dy, refGroupLinear(deal, x, w, in, out, byToken)) }
+		differences(t, "group dw", w, refGroupLinearDW(deal, dy, x, in, out, false, byToken), y)
+		if !byToken {
+			differences(t, "group dx", x, refGroupLinearDX(deal, dy, w, in, out, false), y)
+		}
+	}
+	x, da, weight := normal(deal.pairs()*2*n), normal(deal.pairs()*n), normal(deal.pairs())
+	for _, act := range activations {
+		loss := func() float64 { _, _, wy, _ := refGroupGLU(deal, x, da, weight, n, act); return dot(da, wy) }
+		_, dx, wy, dweight := refGroupGLU(deal, x, da, weight, n, act)
+		differences(t, "group glu dx", x, dx, loss)
+		differences(t, "group glu da", da, wy, loss)
+		differences(t, "group glu dweight", weight, dweight, loss)
+	}
 }
 
 // differences changes each element of x and compares the slope of f with grad.
