@@ -324,9 +324,9 @@ func groupAdd[T tensor.Float](c *Kernels, y, bias tensor.View, p kernels.Pairs) 
 		mem := open[T](s, n)
 		wide := mem.take(n)
 		g.each(lo, hi, func(i, e int) {
-			row := ys.row(wide, i*n, n)
-			l.AddTo(row, row, bs[e*n:][:n])
-			ys.keep(i*n, row)
+			ys.load(wide, i*n)
+			l.AddTo(wide, wide, bs[e*n:][:n])
+			ys.store(i*n, wide)
 		})
 	})
 }
@@ -354,7 +354,8 @@ func groupSum[T tensor.Float](c *Kernels, sum tensor.View, dy kernels.Operand, w
 				if ws != nil {
 					w = float64(ws[g.pair(i)])
 				}
-				for j, x := range xs.at(wide[:], i, col, width) {
+				xs.read(wide[:], i, col, 1, width)
+				for j, x := range wide[:width] {
 					sums[j] += w * float64(x)
 				}
 			}
@@ -393,7 +394,8 @@ func groupDot[T tensor.Float](c *Kernels, dweight tensor.View, dy kernels.Operan
 		wide := mem.take(n)
 		g.each(lo, hi, func(i, e int) {
 			at := g.pair(i)
-			to[at] = T(float64(to[at]) + l.Dot(xs.at(wide, i, 0, n), bs[e*n:][:n]))
+			xs.read(wide, i, 0, 1, n)
+			to[at] = T(float64(to[at]) + l.Dot(wide, bs[e*n:][:n]))
 		})
 	})
 }
@@ -408,14 +410,15 @@ func groupGLU[T tensor.Float](c *Kernels, y, x tensor.View, act kernels.Activati
 	n := y.Cols()
 	denseActivations(op, y, x)
 	shape.Must(y.Rows() == x.Rows() && x.Cols() == 2*n, op, y, x)
-	ys, xs, f := memoryOf[T](y), memoryOf[T](x), gluOf[T](c, act)
+	ys, xs := memoryOf[T](y), memoryOf[T](x)
+	f, _ := gluLoops[T](c, act)
 	c.eachRow(op, y.Rows(), 2*n, func(s *scratch, lo, hi int) {
 		mem := open[T](s, n, 2*n)
 		out, in := mem.take(n), mem.take(2*n)
 		for i := lo; i < hi; i++ {
-			row, from := ys.room(out, i*n, n), xs.row(in, i*2*n, 2*n)
-			f(row, from[:n], from[n:])
-			ys.keep(i*n, row)
+			xs.load(in, i*2*n)
+			f(out, in[:n], in[n:])
+			ys.store(i*n, out)
 		}
 	})
 }
@@ -436,23 +439,24 @@ func groupGLUBackward[T tensor.Float](c *Kernels, dx, wy, dweight, da, x, weight
 	shape.Must(da.Rows() == len(g.tokens) && x.Rows() == da.Rows() && x.Cols() == 2*n && wy.Size() == da.Size() &&
 		dx.Size() == x.Size(), op, dx, wy, da, x)
 	shape.Must(dweight.Size() == len(g.places) && weight.Size() == len(g.places), op, dweight, weight, p.Places)
-	l, forward, backward := simd.LoopsOf[T](c.level), gluOf[T](c, act), gluBackwardOf[T](c, act)
+	l := simd.LoopsOf[T](c.level)
+	forward, backward := gluLoops[T](c, act)
 	dxs, wys, das, xs := memoryOf[T](dx), memoryOf[T](wy), memoryOf[T](da), memoryOf[T](x)
 	dws, ws := tensor.Data[T](dweight), tensor.Data[T](weight)
 	c.eachRow(op, da.Rows(), 2*n, func(s *scratch, lo, hi int) {
-		mem := open[T](s, n, n, n, 2*n)
-		y, scaled, wide, wideX := mem.take(n), mem.take(n), mem.take(n), mem.take(2*n)
+		mem := open[T](s, n, n, 2*n)
+		y, d, in := mem.take(n), mem.take(n), mem.take(2*n)
 		for i := lo; i < hi; i++ {
 			pair := g.pair(i)
-			from, d := xs.row(wideX, i*2*n, 2*n), das.row(wide, i*n, n)
-			forward(y, from[:n], from[n:])
+			xs.load(in, i*2*n)
+			das.load(d, i*n)
+			forward(y, in[:n], in[n:])
 			dws[pair] = T(l.Dot(d, y))
-			l.Scaled(scaled, d, ws[pair])
-			to, out := dxs.room(wideX, i*2*n, 2*n), wys.room(wide, i*n, n)
-			backward(to[:n], to[n:], scaled, from[:n], from[n:])
-			l.Scaled(out, y, ws[pair])
-			dxs.keep(i*2*n, to)
-			wys.keep(i*n, out)
+			l.Scaled(d, d, ws[pair])
+			backward(in[:n], in[n:], d, in[:n], in[n:])
+			l.Scaled(y, y, ws[pair])
+			dxs.store(i*2*n, in)
+			wys.store(i*n, y)
 		}
 	})
 }
@@ -489,12 +493,10 @@ func combine[T tensor.Float](c *Kernels, out, add, y, weight tensor.View, p kern
 				adds.load(sum, t*n)
 			}
 			for i := t * g.k; i < (t+1)*g.k; i++ {
-				row := ys.row(wide, int(g.places[i])*n, n)
-				if ws != nil {
-					l.Scaled(wide, row, ws[i])
-					row = wide
+				if ys.load(wide, int(g.places[i])*n); ws != nil {
+					l.Scaled(wide, wide, ws[i])
 				}
-				l.AddTo(sum, sum, row)
+				l.AddTo(sum, sum, wide)
 			}
 			outs.store(t*n, sum)
 		}

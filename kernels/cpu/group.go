@@ -78,14 +78,6 @@ func (f factor[T]) places(lo, hi int) factor[T] {
 	return f
 }
 
-// at returns n elements of the row of a place, from column col, in place or loaded into mem.
-func (f factor[T]) at(mem []T, place, col, n int) []T {
-	if f.gather != nil {
-		place = int(f.gather[place])
-	}
-	return f.row(mem, place*f.ld+col, n)
-}
-
 // Sort sets p for the choices: a stable counting sort. A choice beyond the experts poisons the stream.
 func (c *Kernels) Sort(p kernels.Pairs, choice tensor.View) {
 	const op = "sort"

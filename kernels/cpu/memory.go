@@ -75,30 +75,6 @@ func (m memory[T]) from(at int) memory[T] {
 	return m
 }
 
-// room returns memory for n results at index at: in place, or mem if they have 16 bits. keep then stores them.
-func (m memory[T]) room(mem []T, at, n int) []T {
-	if isHalf(m.dtype) {
-		return mem[:n]
-	}
-	return m.data[at:][:n]
-}
-
-// row returns n elements at index at, in place or loaded into mem.
-func (m memory[T]) row(mem []T, at, n int) []T {
-	row := m.room(mem, at, n)
-	if isHalf(m.dtype) {
-		m.load(row, at)
-	}
-	return row
-}
-
-// keep stores the changes of room or row.
-func (m memory[T]) keep(at int, row []T) {
-	if isHalf(m.dtype) {
-		m.store(at, row)
-	}
-}
-
 // aligned returns s from its first full cache line; it drops fewer than pieceUnit elements.
 func aligned[T tensor.Float](s []T) []T {
 	off := int(uintptr(unsafe.Pointer(unsafe.SliceData(s))) % lineBytes)

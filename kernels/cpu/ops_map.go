@@ -33,26 +33,17 @@ func (c *Kernels) pointwise(op string, y, x tensor.View, f func(float64) float64
 	})
 }
 
-// gluOf returns the loop that sets y = act(gate) * up.
-func gluOf[T tensor.Float](c *Kernels, act kernels.Activation) func(y, gate, up []T) {
+// gluLoops returns the loops of y = act(gate) * up and of its gradients. dgate may be gate, and dup may be up.
+func gluLoops[T tensor.Float](c *Kernels, act kernels.Activation) (
+	forward func(y, gate, up []T), backward func(dgate, dup, dy, gate, up []T)) {
 	switch act {
 	case kernels.GELU:
-		return geGLU[T]
+		return geGLU[T], geGLUBackward[T]
 	case kernels.ClampedSiLU:
-		return clampedGLU[T]
+		return clampedGLU[T], clampedGLUBackward[T]
 	}
-	return simd.LoopsOf[T](c.level).SwiGLU
-}
-
-// gluBackwardOf returns the loop of its gradients; dgate may be gate, and dup may be up.
-func gluBackwardOf[T tensor.Float](c *Kernels, act kernels.Activation) func(dgate, dup, dy, gate, up []T) {
-	switch act {
-	case kernels.GELU:
-		return geGLUBackward[T]
-	case kernels.ClampedSiLU:
-		return clampedGLUBackward[T]
-	}
-	return simd.LoopsOf[T](c.level).SwiGLUBackward
+	l := simd.LoopsOf[T](c.level)
+	return l.SwiGLU, l.SwiGLUBackward
 }
 
 // A curve is a value and its derivative.

@@ -261,7 +261,7 @@ func (c *Kernels) GLU(y, gate, up tensor.View, act kernels.Activation) {
 
 func glu[T tensor.Float](c *Kernels, y, gate, up tensor.View, act kernels.Activation) {
 	ys, gs, us := tensor.Data[T](y), tensor.Data[T](gate), tensor.Data[T](up)
-	f := gluOf[T](c, act)
+	f, _ := gluLoops[T](c, act)
 	c.queue("glu", func() {
 		c.blocks(len(ys), elementBlock, func(_, lo, hi int) {
 			f(ys[lo:hi], gs[lo:hi], us[lo:hi])
@@ -283,7 +283,7 @@ func (c *Kernels) GLUBackward(dgate, dup, dy, gate, up tensor.View, act kernels.
 func gluBackward[T tensor.Float](c *Kernels, dgate, dup, dy, gate, up tensor.View, act kernels.Activation) {
 	dgs, dus, dys := tensor.Data[T](dgate), tensor.Data[T](dup), tensor.Data[T](dy)
 	gs, us := tensor.Data[T](gate), tensor.Data[T](up)
-	f := gluBackwardOf[T](c, act)
+	_, f := gluLoops[T](c, act)
 	c.queue("glu backward", func() {
 		c.blocks(len(dgs), elementBlock, func(_, lo, hi int) {
 			f(dgs[lo:hi], dus[lo:hi], dys[lo:hi], gs[lo:hi], us[lo:hi])

@@ -13,7 +13,10 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-var _ model.Ops = (*cpu.Kernels)(nil)
+var (
+	_ model.Ops     = (*cpu.Kernels)(nil)
+	_ model.Experts = (*cpu.Kernels)(nil)
+)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

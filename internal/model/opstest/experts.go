@@ -100,7 +100,7 @@ func (r *rig) sameInts(what string, v View, want []int32) {
 
 // routers returns the routers that a mix can have.
 func routers(m mix) []kernels.Router {
-	list := []kernels.Router{{}, {Normalize: true, Scale: 0.5}, {Sigmoid: true},
+	list := []kernels.Router{{Scale: 3}, {Normalize: true, Scale: 0.5}, {Sigmoid: true},
 		{Sigmoid: true, Normalize: true, Scale: 2.5}}
 	if m.experts >= 8 && m.chosen < m.experts {
 		list = append(list, kernels.Router{Sigmoid: true, Normalize: true, Groups: m.experts / 2, Kept: m.chosen},
@@ -219,11 +219,26 @@ func testRouteExtreme(r *rig, ops model.Experts) {
 			}
 		}
 	}
+	// The scores vanish beside the 1e-20 in the divisor of their sum.
+	tiny, values := r.put(r.par, []float64{-60, -50, -70, -48, -80}, 1, 1, 1, experts)
+	router := kernels.Router{Sigmoid: true, Normalize: true}
+	weight, choice = r.garbage(r.par, 1, 1, chosen, 1), r.ints(make([]int32, chosen), 1, 1, chosen, 1)
+	ops.Route(weight, choice, tiny, View{}, router)
+	r.sameInts("choice of tiny scores", choice, []int32{3, 1, 0})
+	r.close("weight of tiny scores", weight, refWeights(values, []int32{3, 1, 0}, router))
+	one, ones := r.put(r.par, []float64{1, 2, 3}, 1, 1, chosen, 1)
+	dlogits := r.garbage(r.act, 1, 1, 1, experts)
+	ops.RouteBackward(dlogits, one, choice, tiny, View{}, View{}, router)
+	r.close("dlogits of tiny scores", dlogits, refRouteBackward(ones, values, []int32{3, 1, 0}, router))
 	// Groups with a NaN come first.
 	logits, _ = r.put(r.par, []float64{5, 4, 0, nan, 3, 3}, 1, 1, 1, 6)
 	weight, choice = r.garbage(r.par, 1, 1, 2, 1), r.ints(make([]int32, 2), 1, 1, 2, 1)
 	ops.Route(weight, choice, logits, View{}, kernels.Router{Sigmoid: true, Groups: 3, Kept: 1})
 	r.sameInts("choice of a group with NaN", choice, []int32{3, 2})
+	// Among equal scores the first is chosen, also if its group has a smaller sum.
+	logits, _ = r.put(r.par, []float64{1, 0, 1, 0.5, 0, 0}, 1, 1, 1, 6)
+	ops.Route(weight, choice, logits, View{}, kernels.Router{Sigmoid: true, Groups: 3, Kept: 2})
+	r.sameInts("choice of equal scores in two groups", choice, []int32{0, 2})
 }
 
 // testCount covers loads and shares of all tokens and of some.
