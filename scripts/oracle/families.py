@@ -10,11 +10,13 @@ import pathlib
 import sys
 
 import torch
-from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig,
-                          GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, MistralConfig,
-                          MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, Phi3Config,
-                          Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, SeedOssConfig, SeedOssForCausalLM,
-                          SmolLM3Config, SmolLM3ForCausalLM)
+from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, Glm4MoeConfig,
+                          Glm4MoeForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM,
+                          LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, MistralConfig,
+                          MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
+                          Olmo3Config, Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM, SeedOssConfig, SeedOssForCausalLM, SmolLM3Config,
+                          SmolLM3ForCausalLM)
 
 import parity
 
@@ -34,6 +36,9 @@ SCALED = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_pos
 FULL_ONLY = dict(full_attention=dict(rope_type="yarn", rope_theta=50000.0, factor=4.0,
                                      original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0),
                  sliding_attention=dict(rope_type="default", rope_theta=100.0))
+EXPERTS = dict(COMMON, num_experts_per_tok=2)
+SINKS = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64, beta_fast=32.0,
+             beta_slow=1.0, truncate=False)
 
 # Windows and trained lengths are shorter than the sequences, so that each key moves the loss.
 FAMILIES = {
@@ -57,18 +62,53 @@ FAMILIES = {
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(**COMMON), RUN),
     "olmo3": (Olmo3ForCausalLM, Olmo3Config(**COMMON, sliding_window=24, rope_parameters=FULL_ONLY,
                                             layer_types=["sliding_attention", "full_attention"]), RUN),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**{**EXPERTS, "hidden_size": 64}, head_dim=8, num_experts=8,
+                                                      moe_intermediate_size=24, mlp_only_layers=[0],
+                                                      norm_topk_prob=False), RUN),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**{**EXPERTS, "intermediate_size": 24}, num_local_experts=8), RUN),
+    "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig(**EXPERTS, head_dim=16, n_routed_experts=8, moe_intermediate_size=24,
+                                                   first_k_dense_replace=1, n_shared_experts=2, n_group=2,
+                                                   topk_group=1, routed_scaling_factor=1.5, use_qk_norm=True,
+                                                   attention_bias=True), RUN),
+    "gpt_oss": (GptOssForCausalLM, GptOssConfig(**{**EXPERTS, "intermediate_size": 24}, head_dim=16,
+                                                num_local_experts=8, sliding_window=8, rope_parameters=SINKS), RUN),
 }
 
 
 def randomise(model):
-    """Biases are around 0, and so are norms that add 1. All other vectors are around 1. Every value is one of
-    bfloat16."""
+    """Biases and sinks are around 0, and so are norms that add 1. All other vectors are around 1. Every value is one of
+    bfloat16, except those of a correction of routers. Some gates of gpt_oss are beyond their limit of 7."""
     parity.randomise(model)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if name.endswith(".bias") or "gemma" in model.config.model_type and p.dim() == 1:
+            if name.endswith(("bias", "sinks")) or "gemma" in model.config.model_type and p.dim() == 1:
                 p.normal_(0, 0.3)
+            if model.config.model_type == "gpt_oss" and name.endswith("gate_up_proj"):
+                p.mul_(5)
             p.copy_(p.bfloat16().float())
+        for name, b in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                b.normal_(0, 0.2)
+
+
+def save(model, out):
+    """As bfloat16, with corrections of routers in float32, as transformers keeps them."""
+    corrections = {n: b.clone() for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+    rounded = copy.deepcopy(model).bfloat16()
+    for name, b in corrections.items():
+        rounded.get_submodule(name.rpartition(".")[0]).e_score_correction_bias = b
+    rounded.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)
+    (out / "generation_config.json").unlink(missing_ok=True)
+
+
+def train(model, t, run):
+    """Under the names of files."""
+    losses, norms, first = parity.train(model, t, **run, steps=STEPS)
+    if model.config.model_type == "mixtral":
+        grads = first["grad_norms"]
+        first["grad_norms"] = {n.replace(".mlp.", ".block_sparse_moe."): x for n, x in grads.items()}
+    return losses, norms, first
 
 
 def main(root, names):
@@ -79,12 +119,10 @@ def main(root, names):
         out = root / name
         model = cls(cfg).float()
         randomise(model)
-        copy.deepcopy(model).bfloat16().save_pretrained(out)
-        (out / "model.safetensors").chmod(0o644)
-        (out / "generation_config.json").unlink(missing_ok=True)
+        save(model, out)
         t = parity.tokens(STEPS * run["seq"] + 1, VOCAB)
         parity.write_tokens(out / "tokens.bin", t)
-        parity.write_expect(out, run, STEPS, *parity.train(model, t, **run, steps=STEPS))
+        parity.write_expect(out, run, STEPS, *train(model, t, run))
 
 
 if __name__ == "__main__":
