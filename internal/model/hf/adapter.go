@@ -64,8 +64,8 @@ func (l *LoRA) targets(module string, layer int) bool {
 
 // Matrix returns the matrix in files with the rows of t, its first row there, and the rows of the matrix.
 func (t Tensor) Matrix() (name string, row, rows int) {
-	if t.Whole != "" {
-		return t.Whole, t.Row, t.Rows
+	if t.Experts == 0 && t.Blocks != nil {
+		return t.Blocks[0].Name, t.Blocks[0].Before / t.cols(), t.Blocks[0].Shape[0]
 	}
 	return t.Name, 0, t.Shape[0]
 }
@@ -99,8 +99,9 @@ func InAdapter(t Tensor) Tensor {
 		return t
 	}
 	t.Name, t.FileRows = adapterPrefix+t.Name, 0
-	if t.Whole != "" {
-		t.Whole = adapterPrefix + t.Whole
+	t.Blocks = slices.Clone(t.Blocks)
+	for i := range t.Blocks {
+		t.Blocks[i].Name = adapterPrefix + t.Blocks[i].Name
 	}
 	return t
 }

@@ -112,7 +112,15 @@ func (m Model) write(dir *os.Root, limit int64) error {
 	})
 }
 
-func (m Model) bytes(t Tensor) int64 { return int64(t.Size()) * m.DType.Bits() / 8 }
+func (m Model) bytes(t Tensor) int64 { return int64(t.Size()) * m.dtype(t).Bits() / 8 }
+
+// dtype returns the type of a tensor in files. As in transformers, fixed ones stay float32.
+func (m Model) dtype(t Tensor) safetensors.DType {
+	if t.Kind == Fixed {
+		return safetensors.F32
+	}
+	return m.DType
+}
 
 // shards fills the files in order. A tensor longer than the limit gets its own file.
 func (m Model) shards(limit int64) [][]filed {
@@ -134,28 +142,56 @@ const pieceSize = 4 << 20
 // A filed is a tensor in files: a parameter, or several in the order of their rows.
 type filed struct {
 	Tensor
-	parts []Tensor
+	parts []piece
 }
 
 func (m Model) inFiles() (list []filed) {
 	at := map[string]int{}
 	for _, t := range m.Tensors {
-		whole, _ := t.inFiles()
-		i, ok := at[whole.Name]
-		if !ok {
-			i, list = len(list), append(list, filed{Tensor: whole})
-			at[whole.Name] = i
+		whole := t
+		whole.FileRows = 0
+		for _, p := range whole.inFiles() {
+			p.of = t
+			i, ok := at[p.in.Name]
+			if !ok {
+				i, list = len(list), append(list, filed{Tensor: p.in})
+				at[p.in.Name] = i
+			}
+			list[i].parts = append(list[i].parts, p)
 		}
-		list[i].parts = append(list[i].parts, t)
 	}
 	return list
 }
 
 // entry reads a tensor's elements when the file reaches it.
 func (m Model) entry(f filed) safetensors.Entry {
-	return safetensors.Entry{Name: f.Name, DType: m.DType, Shape: f.Shape, Data: func(w io.Writer) error {
-		for _, t := range f.parts {
-			if err := m.copy(w, t); err != nil {
+	dtype := m.dtype(f.Tensor)
+	return safetensors.Entry{Name: f.Name, DType: dtype, Shape: f.Shape, Data: func(w io.Writer) error {
+		var part []float32 // of one expert, with elements in another order
+		left := int64(0)
+		for _, p := range f.parts {
+			if p.Step == 0 {
+				if err := m.copy(w, p, dtype); err != nil {
+					return err
+				}
+				continue
+			}
+			if left == 0 {
+				left = int64(f.Size() / p.of.Experts)
+				part = slices.Grow(part[:0], int(left))[:left]
+			}
+			data := make([]float32, p.n)
+			if err := m.Read(p.of, p.at, data); err != nil {
+				return err
+			}
+			cols := p.of.cols()
+			for i, x := range data {
+				part[p.Before+i/cols*p.Step+i%cols*p.Across] = x
+			}
+			if left -= p.n; left > 0 {
+				continue
+			}
+			if err := safetensors.Floats(f.Name, dtype, f.Shape, part).Data(w); err != nil {
 				return err
 			}
 		}
@@ -163,15 +199,14 @@ func (m Model) entry(f filed) safetensors.Entry {
 	}}
 }
 
-func (m Model) copy(w io.Writer, t Tensor) error {
-	total := int64(t.Size())
-	data := make([]float32, min(total, pieceSize))
-	for off := int64(0); off < total; off += int64(len(data)) {
-		data = data[:min(int64(len(data)), total-off)]
-		if err := m.Read(t, off, data); err != nil {
+func (m Model) copy(w io.Writer, p piece, dtype safetensors.DType) error {
+	data := make([]float32, min(p.n, pieceSize))
+	for off := int64(0); off < p.n; off += int64(len(data)) {
+		data = data[:min(int64(len(data)), p.n-off)]
+		if err := m.Read(p.of, p.at+off, data); err != nil {
 			return err
 		}
-		if err := safetensors.Floats(t.Name, m.DType, t.Shape, data).Data(w); err != nil {
+		if err := safetensors.Floats(p.in.Name, dtype, p.in.Shape, data).Data(w); err != nil {
 			return err
 		}
 	}

@@ -91,14 +91,14 @@ type Fused struct {
 
 // Tensor is a parameter of a model. Layer is -1 outside the layers.
 type Tensor struct {
-	Name  string // in files, unless it is a part of Whole
+	Name  string // in files, unless these hold it in Blocks
 	Shape []int  // [out, in] of a matrix, [n] of a vector
 	Role  Role
 	Kind  Kind
 	Layer int
 
-	Whole     string // the tensor in files with its rows and others; "" for none
-	Row, Rows int    // its first row in Whole, and the rows of Whole
+	Blocks  []Block // its places in files, one after the other, for each expert in turn; nil: the tensor of its name
+	Experts int     // 0: none
 
 	FileRows int // the rows in the files of a resized model, if fewer: the others begin as their mean; 0: all
 }
@@ -110,15 +110,6 @@ func (t Tensor) Size() int {
 		n *= s
 	}
 	return n
-}
-
-// inFiles returns the tensor in files that holds t, and the elements before t in it.
-func (t Tensor) inFiles() (whole Tensor, before int64) {
-	if t.Whole == "" {
-		return t, 0
-	}
-	cols := t.Shape[1]
-	return Tensor{Name: t.Whole, Shape: []int{t.Rows, cols}}, int64(t.Row) * int64(cols)
 }
 
 // Tensors lists the parameters of a model: the embedding, the matrices of each layer, the head, then all vectors. The
@@ -167,16 +158,17 @@ func (c *Config) Tensors() []Tensor {
 func (c *Config) fuse(t *Tensor, parts []Part) {
 	f := c.Family()
 	for _, fused := range f.Fused {
+		b, rows := Block{Name: fmt.Sprintf(f.Layer, t.Layer) + fused.Name}, 0
 		for _, r := range fused.Roles {
 			if r == t.Role {
-				t.Whole, t.Row = fmt.Sprintf(f.Layer, t.Layer)+fused.Name, t.Rows
+				b.Rows, b.Before = t.Shape[0], rows*t.Shape[1]
 			}
-			t.Rows += parts[slices.IndexFunc(parts, func(p Part) bool { return p.Role == r })].Shape[0]
+			rows += parts[slices.IndexFunc(parts, func(p Part) bool { return p.Role == r })].Shape[0]
 		}
-		if t.Whole != "" {
-			return
+		if b.Rows > 0 {
+			b.Shape = []int{rows, t.Shape[1]}
+			t.Blocks = []Block{b}
 		}
-		t.Rows = 0
 	}
 }
 

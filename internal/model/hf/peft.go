@@ -136,7 +136,9 @@ func OpenAdapter(path string) (*Weights, error) {
 
 // Has reports whether the files have a tensor.
 func (w *Weights) Has(t Tensor) bool {
-	t, _ = t.inFiles()
+	if t.Blocks != nil {
+		t.Name = t.Blocks[0].Name
+	}
 	return w.where[t.Name] != nil
 }
 

@@ -280,24 +280,33 @@ func (w *Weights) Check(want []Tensor) error {
 	untied := slices.ContainsFunc(want, func(t Tensor) bool { return t.Name == w.head })
 	var missing, shapes, types []string
 	for _, t := range want {
-		t, _ := t.inFiles()
-		name := w.find(t.Name)
-		if untied && t.Name == w.embedding && name == w.find(w.head) {
-			name = "" // the model needs both
-		}
-		if name != "" && used[name] {
-			continue
-		}
-		used[name] = true
-		i, err := w.check(t)
-		switch {
-		case name == "" || i == nil:
-			missing = append(missing, w.absent(t))
-		case err == nil:
-		case !slices.Equal(i.Shape, t.fileShape()):
-			shapes = append(shapes, fmt.Sprintf("%.255q %v for %v", t.Name, i.Shape, t.fileShape()))
-		default:
-			types = append(types, fmt.Sprintf("%.255q %.64s", t.Name, i.DType))
+		for _, p := range t.inFiles() {
+			t, name := p.in, w.find(p.in.Name)
+			if untied && t.Name == w.embedding && name == w.find(w.head) {
+				name = "" // the model needs both
+			}
+			if name != "" && used[name] {
+				continue
+			}
+			if w.isFP4(p) {
+				blocks := w.find(t.Name + blocksSuffix)
+				if err := w.checkFP4(p); err != nil && !used[blocks] {
+					return err
+				}
+				used[blocks], used[w.find(t.Name+scalesSuffix)] = true, true
+				continue
+			}
+			used[name] = true
+			i, err := w.check(t)
+			switch {
+			case name == "" || i == nil:
+				missing = append(missing, w.absent(t))
+			case err == nil:
+			case !slices.Equal(i.Shape, t.Shape):
+				shapes = append(shapes, fmt.Sprintf("%.255q %v for %v", t.Name, i.Shape, t.Shape))
+			default:
+				types = append(types, fmt.Sprintf("%.255q %.64s", t.Name, i.DType))
+			}
 		}
 	}
 	more, other := w.unused(want, used)
@@ -356,8 +365,9 @@ func (w *Weights) unused(want []Tensor, used map[string]bool) (inside, other []s
 	}
 	known := map[string]bool{}
 	for _, t := range want {
-		t, _ := t.inFiles()
-		known[module(t.Name)], known[layer(t.Name)] = true, true
+		for _, p := range t.inFiles() {
+			known[module(p.in.Name)], known[layer(p.in.Name)] = true, true
+		}
 	}
 	delete(known, "")
 	for _, name := range w.names {
@@ -446,20 +456,17 @@ func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
 	if err != nil || len(dst) == 0 {
 		return err
 	}
-	t, before := t.inFiles()
-	off += before
-	if _, err := w.check(t); err != nil {
-		return err
-	}
-	name := w.find(t.Name)
-	if err := w.where[name].ReadFloat32(w.stored(name), dst, off); err != nil {
-		return err
-	}
-	for i, x := range dst {
-		if x-x != 0 { // NaN or an infinity
-			return fmt.Errorf("%s: tensor %q: element %d is %v: the weights in the file are spoilt; fetch the model "+
-				"again, or start from another",
-				w.where[name].Name(), t.Name, off+int64(i), x)
+	for p := range t.pieces(off, int64(len(dst))) {
+		part := dst[p.at-off:][:p.n]
+		if err := w.read(p, part); err != nil {
+			return err
+		}
+		for i, x := range part {
+			if x-x != 0 { // NaN or an infinity
+				name := cmp.Or(w.find(p.in.Name), w.find(p.in.Name+blocksSuffix))
+				return fmt.Errorf("%s: tensor %q: element %d is %v: the weights in the file are spoilt; fetch the model "+
+					"again, or start from another", w.where[name].Name(), p.in.Name, p.start+p.off+int64(i), x)
+			}
 		}
 	}
 	return nil
