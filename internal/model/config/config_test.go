@@ -311,7 +311,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// countFields counts the fields that train.yaml can set. TokenIDs, Wrapper and DType come from config.json alone.
+// countFields counts the fields that train.yaml can set. TokenIDs, Wrapper and others come from a directory alone.
 func countFields(of reflect.Type) int {
 	n := 0
 	for f := range of.Fields() {
@@ -319,7 +319,7 @@ func countFields(of reflect.Type) int {
 		switch {
 		case !f.IsExported() ||
 			slices.Contains([]string{"Warnings", "TokenIDs", "Wrapper", "DType", "PackDocuments",
-				"FileVocab", "Unties"}, f.Name):
+				"FileVocab", "Unties", "FusedExperts", "Unused"}, f.Name):
 			continue
 		case kind.Kind() == reflect.Pointer && kind.Elem().Kind() == reflect.Struct:
 			kind = kind.Elem()

@@ -106,8 +106,10 @@ func InAdapter(t Tensor) Tensor {
 	return t
 }
 
-// linears reports whether a tensor is a matrix of a layer, to which LoRA applies.
-func linears(t Tensor) bool { return t.Layer >= 0 && t.Kind == Product }
+// linears reports whether a tensor is a matrix of a layer, to which LoRA applies: not to experts and routers.
+func linears(t Tensor) bool {
+	return t.Layer >= 0 && t.Kind == Product && t.Experts == 0 && t.Role != Router
+}
 
 // Adapters lists the tensors of the adapters: A [r, in] and B [out, r] of each targeted matrix in files, with the role
 // of its first rows and its layer.
@@ -158,6 +160,9 @@ func (c *Config) Kept() (list []Tensor) {
 
 // Frozen reports whether training leaves a tensor as it is.
 func (c *Config) Frozen(t Tensor) bool {
+	if t.Kind == Fixed {
+		return true
+	}
 	if _, _, adapter := Adapted(t.Name); c.Tuning.LoRA != nil && !adapter && !c.saved(t) {
 		return true
 	}

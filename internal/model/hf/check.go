@@ -27,6 +27,7 @@ func (c *Config) Check() []Fault {
 	if family != nil {
 		c.checkRotation(&f)
 	}
+	c.checkExperts(&f)
 	c.checkRope(&f)
 	c.checkWindow(&f)
 	return f

@@ -45,6 +45,27 @@ type Config struct {
 	MaxPositionEmbedding  int     `json:"max_position_embeddings"` // 0: unknown
 	InitializerRange      float64 `json:"initializer_range"`       // standard deviation of random weights
 
+	// Experts are MLPs of which a router chooses some for each token, in all layers except the first ones,
+	// those of a list, and those of a number, from 1, that DecoderSparseStep does not divide; 0: 1.
+	NumExperts         int   `json:"num_experts"`
+	NumExpertsPerTok   int   `json:"num_experts_per_tok"`
+	FirstKDenseReplace int   `json:"first_k_dense_replace"`
+	MLPOnlyLayers      []int `json:"mlp_only_layers"`
+	DecoderSparseStep  int   `json:"decoder_sparse_step"`
+	// MoEIntermediateSize is the width of an expert; 0: IntermediateSize. NSharedExperts times that is the width of an MLP
+	// for all tokens.
+	MoEIntermediateSize int `json:"moe_intermediate_size"`
+	NSharedExperts      int `json:"n_shared_experts"`
+	// These are Normalize, Scale, Groups and Kept of a kernels.Router.
+	NormTopkProb        bool    `json:"norm_topk_prob"`
+	RoutedScalingFactor float64 `json:"routed_scaling_factor"`
+	NGroup              int     `json:"n_group"`
+	TopkGroup           int     `json:"topk_group"`
+	// FusedExperts: files have all experts of a layer in one tensor, where the family has two forms.
+	FusedExperts bool
+
+	UseQKNorm bool `json:"use_qk_norm"` // queries and keys have norms, in families with the key
+
 	AttentionBias bool `json:"attention_bias"` // the projections of attention have biases
 	MLPBias       bool `json:"mlp_bias"`       // likewise of the MLP
 
@@ -62,6 +83,9 @@ type Config struct {
 	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as written in config.json. Training takes PaddingRow from
 	// them; an export repeats them.
 	TokenIDs map[string]json.RawMessage
+
+	// Unused are further keys as written in config.json. Training ignores them; an export repeats them.
+	Unused map[string]json.RawMessage
 
 	// Tuning selects the parameters to train; not in config.json.
 	Tuning Tuning

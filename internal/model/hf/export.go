@@ -283,6 +283,8 @@ func (c *Config) keys(dir string, dtype safetensors.DType) (map[string]any, erro
 	d.RopeLocalBaseFreq = cmp.Or(c.RopeLocalBaseFreq, c.RopeTheta)
 	d.AttentionMultiplier, d.EmbeddingMultiplier = c.SoftmaxScale(), cmp.Or(c.EmbeddingMultiplier, 1)
 	d.ResidualMultiplier, d.LogitsScaling = cmp.Or(c.ResidualMultiplier, 1), cmp.Or(c.LogitsScaling, 1)
+	d.DecoderSparseStep, d.NGroup, d.TopkGroup = max(c.DecoderSparseStep, 1), max(c.NGroup, 1), max(c.TopkGroup, 1)
+	d.RoutedScalingFactor, d.MLPOnlyLayers = cmp.Or(c.RoutedScalingFactor, 1), append([]int{}, c.MLPOnlyLayers...)
 	if len(c.NoRopeLayers) == 0 {
 		d.NoRopeLayers = slices.Repeat([]int{1}, c.NumHiddenLayers)
 	}
@@ -305,9 +307,14 @@ func (c *Config) keys(dir string, dtype safetensors.DType) (map[string]any, erro
 	if c.MaxPositionEmbedding == 0 {
 		delete(m, "max_position_embeddings")
 	}
+	if f.Experts != nil { // beside num_experts, which transformers 4 reads in qwen3_moe
+		m[f.Experts.Count] = c.NumExperts
+	}
 	maps.Copy(m, f.Export)
-	for key, raw := range c.TokenIDs {
-		m[key] = raw
+	for _, kept := range []map[string]json.RawMessage{c.TokenIDs, c.Unused} {
+		for key, raw := range kept {
+			m[key] = raw
+		}
 	}
 	writeRope(m, c)
 	writeWindow(m, c)

@@ -38,6 +38,7 @@ type Family struct {
 	// Activation of the MLP; "": SiLU. ActivationKey is its key in config.json; "": hidden_act.
 	Activation    kernels.Activation
 	ActivationKey string
+	Experts       *Mixture // nil: none
 	// WideNorms of queries and keys are over all heads.
 	WideNorms bool
 	// ZeroCentred norms multiply by 1 + weight.
@@ -115,11 +116,11 @@ func (t Tensor) Size() int {
 // Tensors lists the parameters of a model: the embedding, the matrices of each layer, the head, then all vectors. The
 // order is that of checkpoints.
 func (c *Config) Tensors() []Tensor {
-	f := c.Family()
+	f, layers := c.Family(), c.Layers()
 	var list []Tensor
 	add := func(layer int, kind Kind, parts ...Part) {
 		for _, p := range parts {
-			name := f.Tensors[p.Role]
+			name := c.name(p.Role)
 			if name == "" || p.Kind != kind {
 				continue
 			}
@@ -128,13 +129,14 @@ func (c *Config) Tensors() []Tensor {
 			case layer >= 0:
 				t.Name = fmt.Sprintf(f.Layer, layer) + name
 				c.fuse(&t, parts)
+				c.stack(&t, layers[layer].MLP.Experts)
 			case kind == Product:
 				t.FileRows = c.FileVocab
 			}
 			list = append(list, t)
 		}
 	}
-	layers, rows := c.Layers(), []int{c.VocabSize, c.HiddenSize}
+	rows := []int{c.VocabSize, c.HiddenSize}
 	parts := make([][]Part, len(layers))
 	for i, l := range layers {
 		parts[i] = l.Parts(c.HiddenSize)
@@ -149,9 +151,19 @@ func (c *Config) Tensors() []Tensor {
 	for i := range layers {
 		add(i, Scale, parts[i]...)
 		add(i, Bias, parts[i]...)
+		add(i, Fixed, parts[i]...)
 	}
 	add(-1, Scale, Part{Norm, Scale, []int{c.HiddenSize}, false})
 	return list
+}
+
+// name returns the name of a part in files; "" if the model lacks it.
+func (c *Config) name(r Role) string {
+	f := c.Family()
+	if (r == QueryNorm || r == KeyNorm) && !c.UseQKNorm && slices.Contains(f.Keys, qkNormKey) {
+		return ""
+	}
+	return f.Tensors[r]
 }
 
 // fuse finds the place of t in a fused tensor.
@@ -214,7 +226,11 @@ var families = map[string]*Family{}
 // Register adds a family at program start. It panics for a second family of that name, or if a name is missing.
 func Register(f Family) {
 	missing := f.Name == "" || f.Class == "" || f.Layer == ""
-	parts := (Layer{MLP: MLP{Width: 1}}).Parts(0)
+	layer := Layer{MLP: MLP{Width: 1}}
+	if f.Experts != nil {
+		layer.MLP = MLP{Experts: Experts{Count: 1}}
+	}
+	parts := layer.Parts(0)
 	for _, p := range append(parts, Part{Role: Embedding}, Part{Role: Head}, Part{Role: Norm}) {
 		missing = missing || f.Tensors[p.Role] == "" && !p.Optional
 	}

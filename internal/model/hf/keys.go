@@ -30,6 +30,7 @@ type ConfigKey struct {
 	Needs string // the types that require it
 	With  string // other keys of the same rules: their faults may cause one of this key
 
+	also  []string             // other names in config.json
 	off   bool                 // null in config.json is the zero of the field, not the default of the family
 	lacks string               // the fault of a family without the key, of the value and its name; "": all have it
 	has   func(f *Family) bool // reports whether a family has the key; nil: Family.Keys lists it
@@ -96,7 +97,7 @@ var ConfigKeys = []ConfigKey{
 	{Name: "partial_rotary_factor", Default: "null", Within: "(0, 1]", With: "head_dim",
 		has:   func(f *Family) bool { return f.Partial },
 		lacks: "%v is not supported; %s rotates all dimensions of a head",
-		Doc:   "share of a head's dimensions that rotate, the first; null: all; below 1 only in phi3"},
+		Doc:   "share of a head's dimensions that rotate, the first; null: all; below 1 only in glm4_moe, phi3"},
 	{Name: "no_rope_layers", Default: "null", Max: 1, With: "num_hidden_layers",
 		has:   func(f *Family) bool { return f.NoRope > 0 },
 		lacks: "not supported: every layer of %[2]s rotates",
@@ -106,6 +107,31 @@ var ConfigKeys = []ConfigKey{
 		Doc:   "biases of the projections of attention; qwen2 has those of queries, keys and values in any case"},
 	{Name: "mlp_bias", Default: "false", has: func(f *Family) bool { return f.Tensors[Gate.Bias()] != "" },
 		lacks: "%v is not supported: %s has no bias in the MLP", Doc: "biases of the projections of the MLP"},
+	{Name: "num_experts", Default: "null", Min: 1, Max: maxExperts, also: expertCounts[1:],
+		lacks: "mixtures of experts are not supported in %[2]s; set it to null", With: "num_experts_per_tok n_group",
+		Doc: "experts of a layer, gated MLPs; only glm4_moe, mixtral, qwen3_moe, which need it"},
+	{Name: "num_experts_per_tok", Default: "null", Min: 1, Max: maxExperts, also: []string{"experts_per_token"},
+		lacks: ignored, With: "num_experts n_group topk_group", Doc: "experts that the router chooses for a token"},
+	{Name: "moe_intermediate_size", Default: "null", Min: 1, lacks: ignored,
+		Doc: "width of an expert; only glm4_moe, qwen3_moe, which need it; in mixtral it is intermediate_size"},
+	{Name: "n_shared_experts", Default: "0", Max: maxExperts, lacks: ignored,
+		Doc: "width of an MLP for all tokens beside the experts, in multiples of theirs; only glm4_moe"},
+	{Name: "first_k_dense_replace", Default: "0", Max: maxLayers, lacks: ignored,
+		Doc: "first layers with an MLP in place of experts; only glm4_moe"},
+	{Name: "mlp_only_layers", Default: "null", Max: maxLayers, lacks: ignored,
+		Doc: "layers, from 0, with an MLP in place of experts; only qwen3_moe; null: none"},
+	{Name: "decoder_sparse_step", Default: "null", Min: 1, Max: maxLayers, lacks: ignored,
+		Doc: "each layer of a number, from 1, that it divides has experts, the others an MLP; only qwen3_moe; null: 1"},
+	{Name: "norm_topk_prob", Default: "false", lacks: ignored,
+		Doc: "the weights of a token's experts are divided by their sum; only glm4_moe, qwen3_moe"},
+	{Name: "routed_scaling_factor", Default: "null", Within: "(0, inf)", lacks: ignored,
+		Doc: "factor of the weights of experts; only glm4_moe; null: 1"},
+	{Name: "n_group", Default: "null", Min: 1, Max: maxExperts, lacks: ignored, With: "num_experts",
+		Doc: "groups of experts; only glm4_moe; null: 1"},
+	{Name: "topk_group", Default: "null", Min: 1, Max: maxExperts, lacks: ignored, With: "n_group",
+		Doc: "groups in which a token can choose experts; only glm4_moe; null: 1"},
+	{Name: qkNormKey, Default: "false", lacks: ignored,
+		Doc: "an RMSNorm on each query and key head; only glm4_moe; qwen3 and others have it in any case"},
 	{Name: localKey, Default: "null", off: true, Within: "(1, inf)", lacks: ignored,
 		Doc: "rope_theta of layers with a window, never scaled; only gemma3_text, olmo3; null: rope_theta"},
 	{Name: scalarKey, Default: "null", off: true, Within: "(0, inf)", lacks: ignored,
@@ -139,6 +165,7 @@ const (
 	scalarKey   = "query_pre_attn_scalar"
 	scoreCapKey = "attn_logit_softcapping"
 	logitCapKey = "final_logit_softcapping"
+	qkNormKey   = "use_qk_norm"
 	betaKey     = "llama_4_scaling_beta" // of rope_scaling
 )
 
@@ -231,9 +258,17 @@ func CheckNumber(v float64, within string) error {
 	return nil
 }
 
+// nameIn returns the name of a key in an object.
+func (k *ConfigKey) nameIn(o object) string {
+	if i := slices.IndexFunc(k.also, o.has); i >= 0 {
+		return k.also[i]
+	}
+	return strings.TrimPrefix(k.Name, ropePrefix)
+}
+
 // read sets the field of a key. It keeps the default of the family if the key is absent, or null without a meaning.
 func (o object) read(k *ConfigKey, field any) {
-	name := strings.TrimPrefix(k.Name, ropePrefix)
+	name := k.nameIn(o)
 	if _, ok := o.keys[name]; ok && k.off && !o.has(name) {
 		reflect.ValueOf(field).Elem().SetZero()
 	}

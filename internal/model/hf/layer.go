@@ -169,7 +169,12 @@ func (c *Config) Layer(i int) Layer {
 			Bias: c.AttentionBias || f != nil && f.Biased},
 		MLP: MLP{Width: c.IntermediateSize, Bias: c.MLPBias},
 	}
-	l.Mixer.WideNorms = f != nil && f.WideNorms
+	if f != nil {
+		l.Mixer.WideNorms, l.Mixer.Sinks = f.WideNorms, f.Tensors[Sinks] != ""
+	}
+	if c.mixes(i) {
+		l.MLP = c.mixture()
+	}
 	if c.SlidingWindow > 0 && (len(c.LayerTypes) == 0 || c.LayerTypes[i] == SlidingAttention) {
 		l.Mixer.Window = c.SlidingWindow - 1
 	}

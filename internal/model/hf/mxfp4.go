@@ -26,8 +26,9 @@ func (w *Weights) isFP4(p piece) bool {
 
 // checkFP4 finds faults of the two tensors.
 func (w *Weights) checkFP4(p piece) error {
-	shape := []int{p.of.Experts, p.Across, p.of.cols() / groupFP4}
-	for suffix, shape := range map[string][]int{blocksSuffix: append(slices.Clip(shape), groupFP4/2), scalesSuffix: shape} {
+	scales := []int{p.of.Experts, p.Across, p.of.cols() / groupFP4}
+	values := append(slices.Clip(scales), groupFP4/2)
+	for suffix, shape := range map[string][]int{blocksSuffix: values, scalesSuffix: scales} {
 		name := w.find(p.in.Name + suffix)
 		if name == "" {
 			return fmt.Errorf("%s: tensor %.255q is missing", w.what, p.in.Name+suffix)

@@ -48,6 +48,7 @@ func ReadConfig(dir string) (*Config, error) {
 	if len(faults) > 0 {
 		return nil, &ConfigError{terminal.Name(filepath.Join(dir, "config.json")), faults}
 	}
+	c.readLayout(dir)
 	return c, nil
 }
 
@@ -82,6 +83,14 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 			c.TokenIDs[key] = raw
 		}
 	}
+	for _, key := range unusedKeys {
+		if raw, ok := o.keys[key]; ok && f.Experts != nil {
+			if c.Unused == nil {
+				c.Unused = map[string]json.RawMessage{}
+			}
+			c.Unused[key] = raw
+		}
+	}
 	for _, key := range []string{"dtype", "torch_dtype"} { // in transformers 5 and 4
 		var name string
 		if raw, ok := o.keys[key]; ok && c.DType == "" && json.Unmarshal(raw, &name) == nil {
@@ -91,6 +100,11 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	for _, f := range c.Check() {
 		if key, ok := strings.CutPrefix(f.Key, ropePrefix); ok {
 			f.Key = rope + key // the form of this file
+		}
+		for i := range ConfigKeys {
+			if k := &ConfigKeys[i]; k.also != nil && k.Name == f.Key {
+				f.Key = k.nameIn(o)
+			}
 		}
 		faults.add(f.Key, "%s", f.Msg)
 	}
@@ -133,7 +147,7 @@ var lacking = map[string]string{
 	"deepseek_v3": "latent attention and experts", "glm4_moe_lite": "latent attention and experts",
 	"gemma4": "its layers with shared keys", "gemma4_text": "its layers with shared keys",
 	"glm4": "the rotation of adjacent pairs", "gpt_oss": "experts and attention sinks",
-	"glm4_moe": "experts", "mixtral": "experts", "qwen3_moe": "experts", "granitemoe": "experts", "minimax_m2": "experts",
+	"granitemoe": "its experts", "minimax_m2": "its experts",
 	"llama4_text":      "chunked attention and experts",
 	"granitemoehybrid": "Mamba2 layers", "nemotron_h": "Mamba2 layers",
 	"kimi_linear": "delta-rule layers", "qwen3_5": "delta-rule layers", "qwen3_5_text": "delta-rule layers",
@@ -193,15 +207,10 @@ func refuse(f *Family, o object) {
 	if o.boolean("use_bidirectional_attention", false) {
 		o.fault("use_bidirectional_attention", "true is not supported; cprun has causal attention")
 	}
-	for _, key := range []string{"attention_dropout", "resid_pdrop", "embd_pdrop", "residual_dropout"} {
+	for _, key := range []string{"attention_dropout", "resid_pdrop", "embd_pdrop", "residual_dropout",
+		"router_jitter_noise"} {
 		if p := o.number(key, 0); p != 0 {
 			o.fault(key, "%v is not supported; set it to 0", p)
-		}
-	}
-	const experts = "num_experts num_local_experts n_routed_experts num_experts_per_tok moe_intermediate_size"
-	for key := range strings.FieldsSeq(experts) {
-		if o.integer(key, 0) != 0 {
-			o.fault(key, "mixtures of experts are not supported")
 		}
 	}
 	if o.has("quantization_config") {
