@@ -3,7 +3,6 @@ package model
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -18,10 +17,6 @@ func tunedCase(name string, dtype tensor.DType, tuning hf.Tuning) *testCase {
 	cfg := *tinyModels[name]
 	cfg.Tuning = tuning
 	c := tinyCaseOf(&cfg, dtype)
-	flat := NewLayout(&cfg, 1)
-	frozen := randomFlat(flat.Frozen, dtype, rand.New(rand.NewPCG(3, 4)))
-	c.params.Layout = flat
-	c.params.Frozen = &Params{Layout: flat.Frozen, Weights: frozen, Compute: frozen, Unread: tensor.New(dtype, 64)}
 	numbers := make([]int32, c.batch.IDs.Size())
 	for i := range numbers {
 		numbers[i] = int32(100 + 7*i)
@@ -77,13 +72,7 @@ func TestAdaptersAreAddedToTheMatrix(t *testing.T) {
 		for _, tuning := range []hf.Tuning{lora(0.3), lora(0, "k_proj", "down_proj")} {
 			c := tunedCase(name, tensor.F64, tuning)
 			got, _ := c.validate(t)
-			values := map[string][]float64{}
-			for ps := &c.params; ps != nil; ps = ps.Frozen {
-				for _, p := range ps.Layout.Params {
-					values[p.Name] = get(p.View(ps.Weights))
-				}
-			}
-			l := tuning.LoRA
+			values, l := c.values(), tuning.LoRA
 			for _, tensor := range c.cfg.Tensors() {
 				matrix, row, _ := tensor.Matrix() // in files, which may join several
 				prefix := "base_model.model." + strings.TrimSuffix(matrix, "weight")
@@ -100,9 +89,7 @@ func TestAdaptersAreAddedToTheMatrix(t *testing.T) {
 				}
 			}
 			plain := tinyCase(name, tensor.F64)
-			for _, p := range Layout(plain.cfg) {
-				put(p.View(plain.params.Weights), values[p.Name])
-			}
+			plain.set(values)
 			want, _ := plain.validate(t)
 			near(t, fmt.Sprintf("%s, %+v", name, l), got, want, 1e-12*want)
 		}

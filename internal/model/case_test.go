@@ -27,6 +27,7 @@ func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs
 	c := &testCase{cfg: cfg, ops: refOps{}, att: refAttention{docs: docs, cfg: cfg}, arenaSize: 1 << 20}
 	c.params = Params{Layout: NewLayout(cfg, 1), Weights: weights, Compute: weights,
 		Grads: tensor.New(weights.DType(), weights.Size())}
+	c.freeze(tensor.New(weights.DType(), int(c.params.Layout.FrozenSize())))
 	seq := len(ids) / batch
 	positions := make([]int, len(ids))
 	for i := range positions {
@@ -46,6 +47,41 @@ func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs
 	}
 	NewRope(cfg).Fill(c.batch.Cos, c.batch.Sin, positions, slices.Repeat([]int{seq}, len(positions)))
 	return c
+}
+
+// freeze sets the values of frozen parameters, if there are any.
+func (c *testCase) freeze(values View) {
+	most := 64
+	if c.params.Layout.Frozen == nil {
+		return
+	}
+	for _, p := range c.params.Layout.Frozen.Params {
+		if p.Kind != hf.Product {
+			most = max(most, p.Size())
+		}
+	}
+	c.params.Frozen = &Params{Layout: c.params.Layout.Frozen, Weights: values, Compute: values,
+		Unread: tensor.New(values.DType(), most)}
+}
+
+// values returns all parameters by name.
+func (c *testCase) values() map[string][]float64 {
+	values := map[string][]float64{}
+	for ps := &c.params; ps != nil; ps = ps.Frozen {
+		for _, p := range ps.Layout.Params {
+			values[p.Name] = get(p.View(ps.Weights))
+		}
+	}
+	return values
+}
+
+// set sets all parameters by name.
+func (c *testCase) set(values map[string][]float64) {
+	for ps := &c.params; ps != nil; ps = ps.Frozen {
+		for _, p := range ps.Layout.Params {
+			put(p.View(ps.Weights), values[p.Name])
+		}
+	}
 }
 
 // compute sets a type for activations that differs from the type of the weights.
@@ -138,6 +174,22 @@ var tinyModels = map[string]*hf.Config{
 		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RopeTheta: 30, RMSNormEps: 1e-5, TieWordEmbeddings: true,
 		AttentionMultiplier: 0.4, EmbeddingMultiplier: 1.5, ResidualMultiplier: 0.7, LogitsScaling: 3,
 	},
+	"qwen3_moe": {
+		Architecture: "qwen3_moe", VocabSize: 7, HiddenSize: 6, IntermediateSize: 10, NumHiddenLayers: 2,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RopeTheta: 30, RMSNormEps: 1e-5,
+		NumExperts: 5, NumExpertsPerTok: 2, MoEIntermediateSize: 3, MLPOnlyLayers: []int{1},
+	},
+	"mixtral": {
+		Architecture: "mixtral", VocabSize: 7, HiddenSize: 6, IntermediateSize: 5, NumHiddenLayers: 2,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RopeTheta: 30, RMSNormEps: 1e-5,
+		NumExperts: 3, NumExpertsPerTok: 2,
+	},
+	"glm4_moe": {
+		Architecture: "glm4_moe", VocabSize: 7, HiddenSize: 6, IntermediateSize: 10, NumHiddenLayers: 2,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RopeTheta: 30, RMSNormEps: 1e-5, PartialRotaryFactor: 0.5,
+		NumExperts: 8, NumExpertsPerTok: 3, MoEIntermediateSize: 3, FirstKDenseReplace: 1, NSharedExperts: 1,
+		NormTopkProb: true, RoutedScalingFactor: 1.5, NGroup: 4, TopkGroup: 2, UseQKNorm: true, AttentionBias: true,
+	},
 }
 
 // tinyCase returns one of tinyModels with random weights and two sequences, each of two documents, with some tokens
@@ -152,7 +204,11 @@ func tinyCaseOf(cfg *hf.Config, dtype tensor.DType) *testCase {
 		ids[i], targets[i] = int32(r.IntN(cfg.VocabSize)), int32(r.IntN(cfg.VocabSize))
 	}
 	targets[3], targets[11] = -1, -1
-	return newCase(cfg, randomWeights(cfg, dtype, r), batch, ids, targets, []int{0, 0, 0, 0, 1, 1, 1})
+	c := newCase(cfg, randomWeights(cfg, dtype, r), batch, ids, targets, []int{0, 0, 0, 0, 1, 1, 1})
+	if flat := c.params.Layout.Frozen; flat != nil {
+		c.freeze(randomFlat(flat, dtype, rand.New(rand.NewPCG(3, 4))))
+	}
+	return c
 }
 
 // randomWeights returns weights that are large enough to make attention far from uniform.

@@ -146,7 +146,6 @@ func (p *pass) balance() error {
 	if r.Total.IsZero() {
 		return nil
 	}
-	p.dshare = p.a.Alloc(p.accum, 1, 1, 1, r.Total.Cols())
 	mark := p.a.Mark()
 	load := p.a.Alloc(p.accum, shape(r.Total)...)
 	p.ops.Copy(load, r.Total)

@@ -15,7 +15,7 @@ import (
 var fixtures = []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn",
 	"../families/gemma2", "../families/gemma3", "../families/granite", "../families/llama-bias", "../families/mistral", "../families/phi3",
 	"../families/ministral3", "../families/olmo2", "../families/olmo3", "../families/qwen2", "../families/seed-oss",
-	"../families/smollm3"}
+	"../families/smollm3", "../families/qwen3_moe", "../families/mixtral", "../families/glm4_moe"}
 
 // A fixture is a directory written by scripts/oracle/parity.py or families.py.
 type fixture struct {
@@ -71,9 +71,8 @@ func loadFixture(t *testing.T, name string) *fixture {
 }
 
 // weights returns the weights of the fixture in a flat buffer of the type.
-func (f *fixture) weights(t *testing.T, dtype tensor.DType) View {
+func (f *fixture) weights(t *testing.T, layout *FlatLayout, dtype tensor.DType) View {
 	t.Helper()
-	layout := NewLayout(f.cfg, 1)
 	flat := tensor.New(dtype, int(layout.Size()))
 	for _, p := range layout.Params {
 		xs, wide := make([]float32, p.Size()), make([]float64, p.Size())

@@ -19,6 +19,7 @@ func TestLayoutsStayThoseOfOldCheckpoints(t *testing.T) {
 	for _, family := range hf.Families() {
 		cfg := &hf.Config{Architecture: family, VocabSize: 70, HiddenSize: 32, IntermediateSize: 40, NumHiddenLayers: 2,
 			NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 8, AttentionBias: true, MLPBias: true,
+			NumExperts: 4, NumExpertsPerTok: 2, MoEIntermediateSize: 12, NSharedExperts: 1,
 			TieWordEmbeddings: family != hf.Llama}
 		list := func(what string, l *FlatLayout) {
 			fmt.Fprintf(&out, "%s: %s\n", family, what)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -15,23 +16,12 @@ import (
 func frozenCase(full *testCase, freeze []string) *testCase {
 	cfg := *full.cfg
 	cfg.Tuning = hf.Tuning{Freeze: freeze}
-	flat := NewLayout(&cfg, 1)
-	fill := func(l *FlatLayout) View {
-		to := tensor.New(tensor.F32, int(l.Size()))
-		for _, p := range l.Params {
-			for _, from := range Layout(full.cfg) {
-				if from.Name == p.Name {
-					put(p.View(to), get(from.View(full.params.Weights)))
-				}
-			}
-		}
-		return to
-	}
 	c := *full
-	trained, frozen := fill(flat), fill(flat.Frozen)
-	c.cfg = &cfg
-	c.params = Params{Layout: flat, Weights: trained, Compute: trained, Grads: tensor.New(tensor.F32, trained.Size()),
-		Frozen: &Params{Layout: flat.Frozen, Weights: frozen, Compute: frozen, Unread: tensor.New(tensor.F32, 64)}}
+	c.cfg, c.params = &cfg, Params{Layout: NewLayout(&cfg, 1)}
+	c.params.Weights = tensor.New(tensor.F32, int(c.params.Layout.Size()))
+	c.params.Compute, c.params.Grads = c.params.Weights, tensor.New(tensor.F32, c.params.Weights.Size())
+	c.freeze(tensor.New(tensor.F32, int(c.params.Layout.FrozenSize())))
+	c.set(full.values())
 	return &c
 }
 
@@ -49,6 +39,18 @@ func (c *flopCounter) add(y, x View) {
 func (c *flopCounter) Linear(y, x, _, _ View)          { c.add(y, x) }
 func (c *flopCounter) LinearDX(dx, dy, _ View, _ bool) { c.add(dx, dy) }
 func (c *flopCounter) LinearDW(_, dy, x View, _ bool)  { c.add(dy, x) }
+
+func (c *flopCounter) GroupLinear(y View, x kernels.Operand, _ View, _ kernels.Pairs, _ bool) {
+	c.flops += 2 * float64(y.Size()) * float64(x.Cols())
+}
+
+func (c *flopCounter) GroupLinearDX(dx View, dy kernels.Operand, _ View, _ kernels.Pairs, _ bool) {
+	c.flops += 2 * float64(dx.Size()) * float64(dy.Cols())
+}
+
+func (c *flopCounter) GroupLinearDW(_ View, dy, x kernels.Operand, p kernels.Pairs, _ bool) {
+	c.flops += 2 * float64(p.Tokens.Rows()) * float64(dy.Cols()) * float64(x.Cols())
+}
 
 func (c *flopCounter) Forward(int, attention.Partial, View, View, View) error {
 	c.forward++

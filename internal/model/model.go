@@ -376,6 +376,9 @@ func (p *pass) forwardBackward(loss View, scale float64) error {
 	}
 	// The gradient d between layers is updated in place. It is below the layers in the arena, which are released one by
 	// one.
+	if r := p.b.Routes; !r.Total.IsZero() {
+		p.dshare = p.a.Alloc(p.accum, 1, 1, 1, r.Total.Cols())
+	}
 	d, layers, visits := p.hidden(), p.place(), p.visits()
 	last, first := layers[len(p.layers)], NoBucket
 	if len(visits) > 0 {

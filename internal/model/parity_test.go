@@ -31,7 +31,11 @@ func TestParityWithTransformers(t *testing.T) {
 				ids[i], targets[i] = int32(f.tokens[i]), int32(f.tokens[i+1])
 			}
 			var logits []float64
-			c := newCase(f.cfg, f.weights(t, tensor.F32), 1, ids, targets, nil)
+			flat := NewLayout(f.cfg, 1)
+			c := newCase(f.cfg, f.weights(t, flat, tensor.F32), 1, ids, targets, nil)
+			if flat.Frozen != nil {
+				c.freeze(f.weights(t, flat.Frozen, tensor.F32))
+			}
 			c.ops = recorder{logits: &logits}
 			c.opt = Options{Recompute: RecomputeSelective, LossChunk: 100}
 			loss, grads, _ := c.train(t, 1/float64(n))
