@@ -231,6 +231,9 @@ func (o *VerifyOptions) compare(ctx context.Context, path string, r *verify.Repo
 	n := 0
 	side := func(v verified, with string) (*verify.Side, int, error) {
 		task := job.Train{RunDir: filepath.Join(dir.path, fmt.Sprintf("side-%d", n)), Whole: whole, Leak: n == 1}
+		if n > 0 {
+			task.Routes = filepath.Join(dir.path, "side-0")
+		}
 		said := append(notes, "verify: two steps on "+readable.Counted(v.ranks, "rank")+with)
 		n, notes = n+1, nil
 		return o.side(ctx, r, v, said, task)

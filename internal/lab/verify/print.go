@@ -104,6 +104,10 @@ func (r *Report) verdict(w io.Writer) (err error) {
 	for part, reason := range r.Reasons {
 		fmt.Fprintf(&text, "not checked: %s: %s\n", part, reason)
 	}
+	if n := r.Routes; n != nil {
+		fmt.Fprintf(&text, "routes: %s choices of experts, %s near ties replaced, %s wrong\n", readable.Count(n.Choices),
+			readable.Count(n.Ties), readable.Count(n.Wrong))
+	}
 	if *r.OK {
 		for _, key := range r.Varied {
 			fmt.Fprintf(&text, "also right with %s\n", key)

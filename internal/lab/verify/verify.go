@@ -7,6 +7,7 @@
 package verify
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -47,6 +48,7 @@ type Report struct {
 	Rope          *Rope             `json:"rope"`
 	Varied        []string          `json:"varied"`
 	Kernels       []train.KernelUse `json:"kernels"`
+	Routes        *train.Routed     `json:"routes"`
 	Differences   []string          `json:"differences"`
 	Reasons       map[string]string `json:"reasons"`
 }
@@ -158,6 +160,7 @@ func (s *Side) read(f *safetensors.File, steps int) (err error) {
 		switch kind {
 		case train.BatchTensor:
 			err = s.readBatch(f)
+		case train.RouteTensor: // for other sides
 		case train.TrainedTensor:
 			err = s.readTrained(f)
 		case train.WeightsTensor:
@@ -254,7 +257,7 @@ func count(batch [][]Row, is func(Row) bool) (n int) {
 // It fills the parts of a report that depend on results.
 func Compare(r *Report, cfg *config.Config, whole int, one, many *Side) error {
 	r.Reasons, r.Differences, r.Kernels = map[string]string{}, []string{}, many.Kernels
-	r.Tolerance = Tolerance(cfg, r.Compute)
+	r.Tolerance = train.Tolerance(cfg)
 	expected, err := expect(cfg, whole, many)
 	switch {
 	case errors.Is(err, errMixture):
@@ -276,19 +279,19 @@ func Compare(r *Report, cfg *config.Config, whole int, one, many *Side) error {
 	}
 	r.compareLeak(cfg, expected[0], many) // of its first sample alone, so its documents
 	r.compareRope(cfg, one)
+	r.compareRoutes(many)
 	r.OK = new(len(r.Differences) == 0)
 	return nil
 }
 
-const blank = "the batch has no targets"
-
-// Tolerance returns the largest relative error between right results in a type.
-func Tolerance(cfg *config.Config, compute string) float64 {
-	if compute == "fp32" && cfg.Precision.GradWire != "bf16" {
-		return 1e-5
+// compareRoutes reports choices of experts that no rounding explains.
+func (r *Report) compareRoutes(many *Side) {
+	if r.Routes = many.Routes; r.Routes != nil && r.Routes.Wrong > 0 {
+		r.differ("routes: %d of %d; %s", r.Routes.Wrong, r.Routes.Choices, cmp.Or(r.Routes.First, "none on rank 0"))
 	}
-	return 2e-2
 }
+
+const blank = "the batch has no targets"
 
 func (r *Report) differ(format string, args ...any) {
 	r.Differences = append(r.Differences, fmt.Sprintf(format, args...))

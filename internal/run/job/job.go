@@ -47,6 +47,8 @@ type Train struct {
 	// Whole is the length of the samples of a verification; data.seq_len is the length of their checked prefix.
 	Whole int  `json:"whole,omitempty"`
 	Leak  bool `json:"leak,omitempty"` // a verification probes the masks
+	// Routes is the directory of another side of a verification, whose choices of experts this one takes.
+	Routes string `json:"routes,omitempty"`
 }
 
 // EventNotice carries a line for the user, EventValidation a validation loss before training, EventOutput a piece of

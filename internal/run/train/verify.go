@@ -23,6 +23,16 @@ type Probing struct {
 	Whole  int  // tokens of a sample; the config's seq_len may be a prefix of it
 	Leak   bool // change tokens, and compare logits
 	Angles bool // record rotated keys; needs whole sequences on this rank
+	// Routes is the directory of another side, whose choices of experts replace those of this one; "": none.
+	Routes string
+}
+
+// Tolerance returns the largest relative error between right results in the types of a config.
+func Tolerance(cfg *config.Config) float64 {
+	if cfg.Precision.Compute == "fp32" && cfg.Precision.GradWire != "bf16" {
+		return 1e-5
+	}
+	return 2e-2
 }
 
 // Verified is the result of one side of a verification. The files of the ranks, by VerifiedFile, have the rest.
@@ -34,6 +44,7 @@ type Verified struct {
 	Probes  []Probed    `json:"probes"`
 	Noisy   bool        `json:"noisy"` // equal forward passes differ, so nothing was probed
 	Kernels []KernelUse `json:"kernels"`
+	Routes  *Routed     `json:"routes"` // nil: none were replaced
 }
 
 // Probed is the effect of another token at a position of the first sample.
@@ -62,6 +73,10 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 	stepped := *cfg
 	stepped.Optimizer = Hyper(cfg)
 	stepped.Train.Samples = 0 // two whole steps, also of fewer samples
+	routes, err := newReplay(ctx, &dev, cfg, p)
+	if err != nil {
+		return v, err
+	}
 	t, err := newTrainer(ctx, &stepped, dev, world, &o)
 	if err != nil {
 		return v, err
@@ -92,8 +107,13 @@ func Verify(ctx context.Context, cfg *config.Config, dev Device, world comm.Comm
 		}
 	}
 	o.report(Report{Kind: Phase, Text: "steps"})
-	if err := t.verifySteps(ctx, o.RunDir, first, &v); err != nil {
+	if err := t.verifySteps(ctx, o.RunDir, first, routes, &v); err != nil {
 		return v, err
+	}
+	if p.Routes != "" && routes != nil {
+		if v.Routes, err = routes.total(ctx, world); err != nil {
+			return v, err
+		}
 	}
 	v.Kernels = t.kernels()
 	return v, t.clock.Close()

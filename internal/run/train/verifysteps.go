@@ -77,7 +77,8 @@ func Part(kind string, parameter int, lo int64) string {
 }
 
 // verifySteps runs the steps, and writes the files of this rank, the first one with some entries.
-func (t *Trainer) verifySteps(ctx context.Context, dir string, first []safetensors.Entry, v *Verified) error {
+func (t *Trainer) verifySteps(ctx context.Context, dir string, first []safetensors.Entry, routes *replay,
+	v *Verified) error {
 	down, err := newStage(t.dev, int(t.share.Flat.Size()), false)
 	if err != nil {
 		return err
@@ -95,7 +96,7 @@ func (t *Trainer) verifySteps(ctx context.Context, dir string, first []safetenso
 	}
 	t.schedule = func(step int) float64 { return VerifiedLR[min(step, VerifiedSteps-1)] }
 	for k := range VerifiedSteps {
-		s, batch, scale, err := t.verifyStep(ctx, k)
+		s, batch, scale, err := t.verifyStep(ctx, k, routes)
 		if err != nil {
 			return err
 		}
@@ -117,19 +118,28 @@ func (t *Trainer) verifySteps(ctx context.Context, dir string, first []safetenso
 
 // verifyStep runs a step until its gradients do not overflow in float16. It returns the entries of this rank's part of
 // the batch, and the loss scale of the gradients.
-func (t *Trainer) verifyStep(ctx context.Context, k int) (s Stepped, batch []safetensors.Entry, scale float64,
-	err error) {
+func (t *Trainer) verifyStep(ctx context.Context, k int, routes *replay) (s Stepped, batch []safetensors.Entry,
+	scale float64, err error) {
 	step, consumed, tokens := t.step, t.consumed, t.tokens
 	size, all := t.cfg.Train.MicroBatchSize, t.cfg.Train.GlobalBatchSize
 	for {
 		var rows []int32
 		var trained []int64
+		if routes != nil {
+			routes.records = nil
+		}
 		i := 0 // samples of this rank so far
 		t.train.seen = func(b *microBatch, samples []int64, spans []partition.Span, ids []int32) {
 			at := partition.Positions(spans)
+			if routes != nil {
+				routes.begin(len(ids))
+			}
 			for j, sample := range samples {
 				n := k*all + (i/size*t.mesh.dataSize+t.mesh.dataRank)*size + i%size
 				rows, i = appendRows(rows, n, b, at, ids, j*len(at)), i+1
+				if routes != nil {
+					routes.add(n, j*len(at), at, b.tokens)
+				}
 				trained = append(trained, int64(n), sample)
 			}
 		}
@@ -146,6 +156,12 @@ func (t *Trainer) verifyStep(ctx context.Context, k int) (s Stepped, batch []saf
 				Sum: metrics.Float(tensor.Data[float64](f.out)[sumLoss])}
 			batch = []safetensors.Entry{raw(BatchTensor, safetensors.I32, VerifiedRow, rows),
 				raw(TrainedTensor, safetensors.I64, 2, trained)}
+			if routes != nil {
+				batch = append(batch, routes.take(t.cfg.Model.NumExpertsPerTok))
+				if routes.err != nil {
+					return s, nil, 0, routes.err
+				}
+			}
 			return s, batch, cmp.Or(f.scale, 1), t.flush(ctx)
 		}
 		t.step, t.consumed, t.tokens = step, consumed, tokens

@@ -119,7 +119,7 @@ func (p *process) verify(ctx context.Context, s *session) error {
 	o := s.options
 	o.RunDir = s.RunDir
 	v, err := train.Verify(ctx, s.cfg, s.dev, s.world, o, train.Probing{Whole: s.Whole, Leak: s.Leak,
-		Angles: p.WorldSize == 1})
+		Angles: p.WorldSize == 1, Routes: s.Routes})
 	if err == nil && p.Rank == 0 {
 		err = p.SendData(job.EventReport, 0, v)
 	}
