@@ -179,6 +179,12 @@ var tinyModels = map[string]*hf.Config{
 		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RopeTheta: 30, RMSNormEps: 1e-5,
 		NumExperts: 5, NumExpertsPerTok: 2, MoEIntermediateSize: 3, MLPOnlyLayers: []int{1},
 	},
+	"gpt_oss": {
+		Architecture: "gpt_oss", VocabSize: 7, HiddenSize: 6, IntermediateSize: 5, NumHiddenLayers: 2,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RopeTheta: 30, RMSNormEps: 1e-5,
+		NumExperts: 5, NumExpertsPerTok: 2, AttentionBias: true,
+		SlidingWindow: 3, LayerTypes: []string{"sliding_attention", "full_attention"},
+	},
 	"mixtral": {
 		Architecture: "mixtral", VocabSize: 7, HiddenSize: 6, IntermediateSize: 5, NumHiddenLayers: 2,
 		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RopeTheta: 30, RMSNormEps: 1e-5,

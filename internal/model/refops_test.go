@@ -221,11 +221,29 @@ func activated(x float64, act kernels.Activation) (y, dy float64) {
 	return x * sig, sig * (1 + x*(1-sig))
 }
 
+// glu returns act(g) * u and its derivatives.
+func glu(g, u float64, act kernels.Activation) (y, dg, du float64) {
+	if act != kernels.ClampedSiLU {
+		a, da := activated(g, act)
+		return a * u, da * u, a
+	}
+	const slope, limit = 1.702, 7
+	near, clip := min(g, limit), min(max(u, -limit), limit)
+	sig := 1 / (1 + math.Exp(-slope*near))
+	y = (clip + 1) * near * sig
+	if g <= limit {
+		dg = (clip + 1) * sig * (1 + slope*near*(1-sig))
+	}
+	if math.Abs(u) <= limit {
+		du = near * sig
+	}
+	return y, dg, du
+}
+
 func (refOps) GLU(y, gate, up View, act kernels.Activation) {
 	G, U := get(gate), get(up)
 	for i, g := range G {
-		a, _ := activated(g, act)
-		U[i] *= a
+		U[i], _, _ = glu(g, U[i], act)
 	}
 	put(y, U)
 }
@@ -233,8 +251,8 @@ func (refOps) GLU(y, gate, up View, act kernels.Activation) {
 func (refOps) GLUBackward(dgate, dup, dy, gate, up View, act kernels.Activation) {
 	G, U, DY := get(gate), get(up), get(dy)
 	for i, g := range G {
-		a, da := activated(g, act)
-		G[i], U[i] = DY[i]*U[i]*da, DY[i]*a
+		_, dg, du := glu(g, U[i], act)
+		G[i], U[i] = DY[i]*dg, DY[i]*du
 	}
 	put(dgate, G)
 	put(dup, U)
@@ -439,7 +457,7 @@ func (r refAttention) Backward(layer int, g attention.Grads, do, q, k, v View, a
 		r.calls[1]++
 	}
 	B, S, H, KH, D := q.Len(0), q.Len(1), q.Len(2), k.Len(2), q.Len(3)
-	Q, K, V, O, DO := get(q), get(k), get(v), get(acc.O), get(do)
+	Q, K, V, O, DO, LSE := get(q), get(k), get(v), get(acc.O), get(do), get(acc.LSE)
 	DQ, DK, DV := make([]float64, q.Size()), make([]float64, k.Size()), make([]float64, v.Size())
 	for row := range B * S * H {
 		b, t, h := row/(S*H), row/H%S, row%H
@@ -449,6 +467,7 @@ func (r refAttention) Backward(layer int, g attention.Grads, do, q, k, v View, a
 			delta += DO[row*D+i] * O[row*D+i]
 		}
 		for j, pj := range p {
+			pj *= math.Exp(lse - LSE[row]) // sinks take a part
 			kv := ((b*S+j)*KH + h/(H/KH)) * D
 			dp := 0.0
 			for i := range D {
@@ -457,7 +476,7 @@ func (r refAttention) Backward(layer int, g attention.Grads, do, q, k, v View, a
 			}
 			ds := pj * (dp - delta) * r.cfg.SoftmaxScale()
 			if limit := r.cfg.AttnLogitSoftcapping; limit > 0 && pj > 0 {
-				ds *= 1 - math.Pow((math.Log(pj)+lse)/limit, 2) // the capped score is log(p) + lse
+				ds *= 1 - math.Pow((math.Log(pj)+LSE[row])/limit, 2) // the capped score is log(p) + LSE
 			}
 			for i := range D {
 				DQ[row*D+i] += ds * K[kv+i]

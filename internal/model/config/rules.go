@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net"
@@ -57,6 +58,8 @@ func sizeRule(c *Config, f *faults) {
 	}{
 		{"model.hidden_size", float64(m.HiddenSize) * float64(m.NumHiddenLayers)},
 		{"model.intermediate_size", 2 * float64(m.IntermediateSize) * float64(m.NumHiddenLayers)},
+		{"model.num_experts", 2 * float64(m.NumExperts) * float64(cmp.Or(m.MoEIntermediateSize, m.IntermediateSize)) *
+			float64(m.NumHiddenLayers)},
 		{"model.head_dim", float64(m.NumAttentionHeads) * float64(m.HeadDim) * float64(m.NumHiddenLayers)},
 		{"model.vocab_size", float64(m.VocabSize)},
 	} {

@@ -95,8 +95,8 @@ func (c *Config) checkExperts(f *faults) {
 		return
 	}
 	experts, groups, kept := c.NumExperts, max(c.NGroup, 1), max(c.TopkGroup, 1)
-	for key, v := range map[string]int{"num_experts": experts, "num_experts_per_tok": c.NumExpertsPerTok,
-		"moe_intermediate_size": c.MoEIntermediateSize} {
+	for i, v := range []int{experts, c.NumExpertsPerTok, c.MoEIntermediateSize} {
+		key := []string{"num_experts", "num_experts_per_tok", widthKey}[i]
 		if v == 0 && slices.Contains(family.Keys, key) {
 			f.add(key, "missing; %s needs it", family.Name)
 		}
@@ -109,7 +109,7 @@ func (c *Config) checkExperts(f *faults) {
 	case experts%groups > 0 || experts/groups < 2:
 		f.add("n_group", "%d groups of %d experts: they have equal sizes, of at least two", groups, experts)
 	case kept > groups || c.NumExpertsPerTok > kept*(experts/groups):
-		f.add("topk_group", "%d groups of %d experts: a token cannot choose %d experts in %d of them", groups,
-			experts/groups, c.NumExpertsPerTok, kept)
+		f.add("topk_group", "a token cannot choose %d experts in %d of %d groups of %d", c.NumExpertsPerTok, kept, groups,
+			experts/groups)
 	}
 }

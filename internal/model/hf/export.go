@@ -15,7 +15,6 @@ import (
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/base/terminal"
-	"github.com/cprun/cprun/kernels"
 )
 
 // ShardLimit bounds a file of weights: 5 GB, as in huggingface_hub.
@@ -275,9 +274,10 @@ func (c *Config) keys(dir string, dtype safetensors.DType) (map[string]any, erro
 		"dtype": name, "torch_dtype": name, "attention_dropout": number(0),
 		// A null id is better than the default of transformers, which would end a text at byte 2.
 		"bos_token_id": nil, "eos_token_id": nil, "pad_token_id": nil,
-		"use_cache":                           true,
-		cmp.Or(f.ActivationKey, "hidden_act"): cmp.Or(f.Activation, kernels.SiLU),
+		"use_cache": true,
 	}
+	key, act := f.activation()
+	m[key] = act
 	d := *c // with values where transformers wants no null
 	d.PartialRotaryFactor = cmp.Or(c.PartialRotaryFactor, 1)
 	d.RopeLocalBaseFreq = cmp.Or(c.RopeLocalBaseFreq, c.RopeTheta)

@@ -246,6 +246,14 @@ func Register(f Family) {
 	families[f.Name] = &f
 }
 
+// activation returns the key in config.json of the MLP's activation, and its value.
+func (f *Family) activation() (key string, act kernels.Activation) {
+	if act = cmp.Or(f.Activation, kernels.SiLU); act == kernels.ClampedSiLU {
+		act = kernels.SiLU // as transformers says
+	}
+	return cmp.Or(f.ActivationKey, "hidden_act"), act
+}
+
 // Families returns the names of all families, sorted.
 func Families() []string { return slices.Sorted(maps.Keys(families)) }
 

@@ -7,7 +7,7 @@ import (
 )
 
 func TestFamiliesAreRegisteredOnceAndWhole(t *testing.T) {
-	if got := Families(); !slices.Equal(got, []string{Gemma2, Gemma3, "glm4_moe", "granite", Llama, "ministral3", "mistral", "mixtral",
+	if got := Families(); !slices.Equal(got, []string{Gemma2, Gemma3, "glm4_moe", "gpt_oss", "granite", Llama, "ministral3", "mistral", "mixtral",
 		"olmo2", "olmo3", "phi3", "qwen2", Qwen3, "qwen3_moe", "seed_oss", "smollm3"}) {
 		t.Errorf("families are %v", got)
 	}

@@ -109,11 +109,11 @@ var ConfigKeys = []ConfigKey{
 		lacks: "%v is not supported: %s has no bias in the MLP", Doc: "biases of the projections of the MLP"},
 	{Name: "num_experts", Default: "null", Min: 1, Max: maxExperts, also: expertCounts[1:],
 		lacks: "mixtures of experts are not supported in %[2]s; set it to null", With: "num_experts_per_tok n_group",
-		Doc: "experts of a layer, gated MLPs; only glm4_moe, mixtral, qwen3_moe, which need it"},
+		Doc: "experts of a layer, gated MLPs; only glm4_moe, gpt_oss, mixtral, qwen3_moe, which need it"},
 	{Name: "num_experts_per_tok", Default: "null", Min: 1, Max: maxExperts, also: []string{"experts_per_token"},
 		lacks: ignored, With: "num_experts n_group topk_group", Doc: "experts that the router chooses for a token"},
-	{Name: "moe_intermediate_size", Default: "null", Min: 1, lacks: ignored,
-		Doc: "width of an expert; only glm4_moe, qwen3_moe, which need it; in mixtral it is intermediate_size"},
+	{Name: widthKey, Default: "null", Min: 1, lacks: ignored,
+		Doc: "width of an expert; only glm4_moe, qwen3_moe, which need it; in others it is intermediate_size"},
 	{Name: "n_shared_experts", Default: "0", Max: maxExperts, lacks: ignored,
 		Doc: "width of an MLP for all tokens beside the experts, in multiples of theirs; only glm4_moe"},
 	{Name: "first_k_dense_replace", Default: "0", Max: maxLayers, lacks: ignored,
@@ -165,6 +165,7 @@ const (
 	scalarKey   = "query_pre_attn_scalar"
 	scoreCapKey = "attn_logit_softcapping"
 	logitCapKey = "final_logit_softcapping"
+	widthKey    = "moe_intermediate_size"
 	qkNormKey   = "use_qk_norm"
 	betaKey     = "llama_4_scaling_beta" // of rope_scaling
 )

@@ -14,9 +14,15 @@ var (
 		ExpertDown: "mlp.experts.down_proj"}
 )
 
+// These are keys of kernels.ClampedSiLU.
+const (
+	limitKey, gateLimit = "swiglu_limit", 7
+	alphaKey, gateAlpha = "swiglu_alpha", 1.702
+)
+
 func init() {
 	keys := []string{"num_experts", "num_experts_per_tok"}
-	ofWidth := append(slices.Clip(keys), "moe_intermediate_size", "norm_topk_prob")
+	ofWidth := append(slices.Clip(keys), widthKey, "norm_topk_prob")
 	Register(Family{
 		Name: "qwen3_moe", Class: "Qwen3MoeForCausalLM", About: "qwen3_moe is qwen3 with experts",
 		Tensors: llamaNames.biases(Query, Key, Value, Output).with(headNorms).with(fusedExperts), Layer: llamaLayer,
@@ -50,5 +56,20 @@ func init() {
 		Windows: Windows{Foreign: true},
 		Keys: append(slices.Clip(ofWidth), "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor", "n_group",
 			"topk_group", qkNormKey),
+	})
+	Register(Family{
+		Name: "gpt_oss", Class: "GptOssForCausalLM", About: "gpt_oss has experts with biases and a clamped gate, and a " +
+			"sink for each head",
+		Tensors: llamaNames.biases(Query, Key, Value, Output).with(fusedExperts).with(Names{
+			Gate: "", Up: "", Down: "", Sinks: "self_attn.sinks",
+			Router: "mlp.router.weight", Router.Bias(): "mlp.router.bias",
+			ExpertIn.Bias(): "mlp.experts.gate_up_proj_bias", ExpertDown.Bias(): "mlp.experts.down_proj_bias"}),
+		Layer:   llamaLayer,
+		Experts: &Mixture{Count: "num_local_experts", Router: kernels.Router{Normalize: true}, InputFirst: true},
+		Defaults: Config{NumKeyValueHeads: 8, HeadDim: 64, MaxPositionEmbedding: 128 << 10, RMSNormEps: 1e-5,
+			RopeTheta: 150000, SlidingWindow: 128, AttentionBias: true, RopeScaling: &RopeScaling{Type: "yarn", Factor: 32,
+				OriginalMax: 4096, BetaFast: 32, BetaSlow: 1, Truncate: new(false)}},
+		Windows: Windows{Slides: allBut(2, "")}, Activation: kernels.ClampedSiLU, Keys: keys,
+		Export: map[string]any{limitKey: number(gateLimit), alphaKey: number(gateAlpha)},
 	})
 }

@@ -27,14 +27,15 @@ func (w *Weights) isFP4(p piece) bool {
 // checkFP4 finds faults of the two tensors.
 func (w *Weights) checkFP4(p piece) error {
 	scales := []int{p.of.Experts, p.Across, p.of.cols() / groupFP4}
-	values := append(slices.Clip(scales), groupFP4/2)
-	for suffix, shape := range map[string][]int{blocksSuffix: values, scalesSuffix: scales} {
+	for i, shape := range [][]int{append(slices.Clip(scales), groupFP4/2), scales} {
+		suffix := []string{blocksSuffix, scalesSuffix}[i]
 		name := w.find(p.in.Name + suffix)
 		if name == "" {
 			return fmt.Errorf("%s: tensor %.255q is missing", w.what, p.in.Name+suffix)
 		}
-		if i, _ := w.where[name].Info(w.stored(name)); !slices.Equal(i.Shape, shape) || i.DType != safetensors.U8 {
-			return fmt.Errorf("%s: tensor %.255q: %.64s %v, but %s needs U8 %v", w.what, name, i.DType, i.Shape, w.needs, shape)
+		if in, _ := w.where[name].Info(w.stored(name)); !slices.Equal(in.Shape, shape) || in.DType != safetensors.U8 {
+			return fmt.Errorf("%s: tensor %.255q: %.64s %v, but %s needs U8 %v", w.what, name, in.DType, in.Shape, w.needs,
+				shape)
 		}
 	}
 	if cols := p.of.cols(); cols%groupFP4 > 0 {
@@ -53,8 +54,8 @@ func (w *Weights) readFP4(p piece, dst []float32) error {
 	first := p.at / int64(p.of.Size()/p.of.Experts) * int64(p.Across) // row of the expert
 	for r := p.off / cols; r*cols < p.off+p.n; r++ {
 		row := first + int64(p.Before) + r*int64(p.Step)
-		for suffix, b := range map[string][]byte{blocksSuffix: values, scalesSuffix: scales} {
-			name := w.find(p.in.Name + suffix)
+		for i, b := range [][]byte{values, scales} {
+			name := w.find(p.in.Name + []string{blocksSuffix, scalesSuffix}[i])
 			if err := w.where[name].ReadBytes(w.stored(name), b, row*int64(len(b))); err != nil {
 				return err
 			}

@@ -146,7 +146,7 @@ func unwrapped(o object) (_ object, wrapper string) {
 var lacking = map[string]string{
 	"deepseek_v3": "latent attention and experts", "glm4_moe_lite": "latent attention and experts",
 	"gemma4": "its layers with shared keys", "gemma4_text": "its layers with shared keys",
-	"glm4": "the rotation of adjacent pairs", "gpt_oss": "experts and attention sinks",
+	"glm4":       "the rotation of adjacent pairs",
 	"granitemoe": "its experts", "minimax_m2": "its experts",
 	"llama4_text":      "chunked attention and experts",
 	"granitemoehybrid": "Mamba2 layers", "nemotron_h": "Mamba2 layers",
@@ -200,8 +200,8 @@ func refuse(f *Family, o object) {
 			o.fault(key, "true is not supported: cprun has no such bias")
 		}
 	}
-	key, want := cmp.Or(f.ActivationKey, "hidden_act"), string(cmp.Or(f.Activation, kernels.SiLU))
-	if act := o.text(key, want); act != want {
+	key, want := f.activation()
+	if act := kernels.Activation(o.text(key, string(want))); act != want {
 		o.fault(key, "%.64q is not supported; cprun has %s in %s", act, want, f.Name)
 	}
 	if o.boolean("use_bidirectional_attention", false) {
@@ -213,7 +213,14 @@ func refuse(f *Family, o object) {
 			o.fault(key, "%v is not supported; set it to 0", p)
 		}
 	}
-	if o.has("quantization_config") {
+	for i, key := range []string{limitKey, alphaKey} {
+		want := []float64{gateLimit, gateAlpha}[i]
+		if v := o.number(key, want); f.Activation == kernels.ClampedSiLU && v != want {
+			o.fault(key, "%v is not supported; cprun has %v", v, want)
+		}
+	}
+	mxfp4 := f.Experts != nil && f.Experts.InputFirst
+	if o.has("quantization_config") && !(mxfp4 && o.object("quantization_config").text("quant_method", "") == "mxfp4") {
 		o.fault("quantization_config", "quantised weights are not read; convert them to bfloat16 first")
 	}
 }
@@ -357,6 +364,13 @@ func (f faults) has(key string) bool {
 func readRope(c *Config, o object) string {
 	f := c.Family()
 	r, all := o.object("rope_scaling"), o.object("rope_parameters")
+	if s := c.RopeScaling; s != nil { // of the defaults
+		c.RopeScaling = nil
+		if len(r.keys)+len(all.keys) == 0 {
+			s := *s
+			c.RopeScaling = &s
+		}
+	}
 	if c.localRope() {
 		all = readLocalRope(c, all)
 	}

@@ -101,8 +101,11 @@ func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits []
 // randomModel returns the shape of a small model with random options.
 func randomModel(r *rand.Rand) *hf.Config {
 	kv := 1 + r.IntN(3)
+	dense := slices.DeleteFunc(hf.Families(), func(f string) bool {
+		return (&hf.Config{Architecture: f}).Family().Experts != nil
+	})
 	c := &hf.Config{
-		Architecture: hf.Families()[r.IntN(len(hf.Families()))], VocabSize: 11 + r.IntN(30), HiddenSize: 8 +
+		Architecture: dense[r.IntN(len(dense))], VocabSize: 11 + r.IntN(30), HiddenSize: 8 +
 			2*r.IntN(10), IntermediateSize: 8 + r.IntN(30),
 		NumHiddenLayers: 1 + r.IntN(3), NumKeyValueHeads: kv, NumAttentionHeads: kv * (1 + r.IntN(3)), HeadDim: 4 +
 			2*r.IntN(7),
