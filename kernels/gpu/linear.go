@@ -23,7 +23,8 @@ func openBlas(stream *cuda.Stream) (*blas.Handle, error) {
 	return blas.Open(stream, work)
 }
 
-// Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add unless that is the zero View.
+// Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add unless that is the zero View. y and
+// add are float32 or have the type of the activations.
 func (c *Ops) Linear(y, x, w, add View) { c.multiply("linear", linearProblem(y, x, w, add)) }
 
 // LinearDX sets dx [rows, in] to dy [rows, out] times w [out, in], or adds it.
@@ -38,7 +39,8 @@ func (c *Ops) LinearDW(dw, dy, x View, accumulate bool) {
 }
 
 func linearProblem(y, x, w, add View) blas.Problem {
-	denseActivations("linear", y, x, w)
+	denseActivations("linear", x, w)
+	shape.Must((y.DType() == tensor.F32 || y.DType() == x.DType()) && y.IsDense(), "linear", y, x, w)
 	shape.Must(y.Rows() == x.Rows() && x.Cols() == w.Cols() && y.Cols() == w.Rows(), "linear", y, x, w)
 	p := blas.Problem{
 		M: y.Rows(), N: y.Cols(), K: x.Cols(), TransB: true, In: x.DType(), Out: y.DType(),
@@ -325,7 +327,9 @@ func (c *Ops) SumRows(sum, x View) {
 }
 
 // gluNames has the kernels' prefixes.
-var gluNames = map[kernels.Activation]string{kernels.SiLU: "swiglu_", kernels.GELU: "geglu_"}
+var gluNames = map[kernels.Activation]string{
+	kernels.SiLU: "swiglu_", kernels.GELU: "geglu_", kernels.ClampedSiLU: "clamped_",
+}
 
 // GLU sets y = act(gate) * up.
 func (c *Ops) GLU(y, gate, up View, act kernels.Activation) {

@@ -1,44 +1,5 @@
-// SwiGLU and GeGLU, y = act(gate) * up with silu or gelu (by tanh), and their backward passes.
-#include "ops.cuh"
-
-// Sigmoid holds sigmoid(x) in up and 1 - sigmoid(x) in down, both in full precision and without
-// overflow: it takes the exponential of -|x|.
-struct Sigmoid {
-  float up, down;
-};
-
-template <class T> __device__ __forceinline__ Sigmoid sigmoid(float x) {
-  float e, r;
-  if constexpr (sizeof(T) == 4) {
-    e = expf(-fabsf(x)), r = 1.0f / (1.0f + e);
-  } else {
-    e = exp2_fast(-1.4426950408889634f * fabsf(x)), r = __fdividef(1.0f, 1.0f + e);
-  }
-  return x < 0 ? Sigmoid{e * r, r} : Sigmoid{r, e * r};
-}
-
-// A Curve is an activation and its derivative.
-struct Curve {
-  float value, slope;
-};
-
-template <class T> struct SiLU {
-  __device__ __forceinline__ static Curve at(float x) {
-    Sigmoid s = sigmoid<T>(x);
-    return {x * s.up, s.up * (1.0f + x * s.down)};
-  }
-};
-
-// GELU is x * sigmoid(2u) with u = sqrt(2/pi) * (x + CUBIC * x^3), since 1 + tanh(u) = 2 sigmoid(2u). Beyond the bound
-// the sigmoid is 0 or 1; powers of x stay finite.
-template <class T> struct GELU {
-  __device__ __forceinline__ static Curve at(float x) {
-    constexpr float CUBIC = 0.044715f, TWICE = 1.5957691216057308f;
-    float near = fminf(fmaxf(x, -64.0f), 64.0f), square = near * near;
-    Sigmoid s = sigmoid<T>(TWICE * near * (1.0f + CUBIC * square));
-    return {x * s.up, s.up * (1.0f + near * s.down * TWICE * (1.0f + 3 * CUBIC * square))};
-  }
-};
+// Gated activations, y = act(gate) * up, and their backward passes.
+#include "glu.cuh"
 
 // The elements of a block: each thread has VECTORS of L, a block apart.
 constexpr int VECTORS = 4, VECTORS_BACKWARD = 2;
@@ -57,20 +18,9 @@ template <class T, class ACT> __device__ __forceinline__ void glu(T* y, const T*
     float gs[L], us[L];
     g[i].get(gs), u[i].get(us);
 #pragma unroll
-    for (int k = 0; k < L; k++) gs[k] = ACT::at(gs[k]).value * us[k];
+    for (int k = 0; k < L; k++) gs[k] = ACT::at(gs[k]).value * ACT::up(us[k]).value;
     g[i].set(gs);
     put(y + at + i * step, g[i]);
-  }
-}
-
-// gradient sets gate and up to their gradients.
-template <class ACT, int L> __device__ __forceinline__ void gradient(const float (&dy)[L], float (&gate)[L],
-    float (&up)[L]) {
-#pragma unroll
-  for (int k = 0; k < L; k++) {
-    Curve c = ACT::at(gate[k]);
-    gate[k] = dy[k] * up[k] * c.slope;
-    up[k] = dy[k] * c.value;
   }
 }
 
@@ -111,7 +61,7 @@ template <class T, class ACT> __device__ __forceinline__ void glu_backward(T* dg
       const T##_t* up, long long n) {                                                                         \
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;                                           \
     if (i >= n) return;                                                                                       \
-    y[i] = from_float<T##_t>(ACT<T##_t>::at(to_float(gate[i])).value * to_float(up[i]));                      \
+    y[i] = from_float<T##_t>(ACT<T##_t>::at(to_float(gate[i])).value * ACT<T##_t>::up(to_float(up[i])).value);\
   }                                                                                                           \
   extern "C" __global__ void __launch_bounds__(256) NAME##backward_any_##T(T##_t* dgate, T##_t* dup,          \
       const T##_t* dy, const T##_t* gate, const T##_t* up, long long n) {                                     \
@@ -125,7 +75,8 @@ template <class T, class ACT> __device__ __forceinline__ void glu_backward(T* dg
 using fp32_t = float;
 #define GLUS(T)          \
   GLU(swiglu_, T, SiLU) \
-  GLU(geglu_, T, GELU)
+  GLU(geglu_, T, GELU)  \
+  GLU(clamped_, T, Clamped)
 
 GLUS(bf16)
 GLUS(fp16)

@@ -213,3 +213,16 @@ type Normals struct {
 type Rope struct {
 	Tokens, Heads, Half, Turned, Lanes int32
 }
+
+// Pairs is struct Pairs of pairs.cuh: the addresses of kernels.Pairs, and the numbers of pairs, of experts for a token,
+// and of experts.
+type Pairs struct {
+	Tokens, Places, Starts         uint64
+	Count, Chosen, Experts, Unused int32
+}
+
+// Router is struct Router of ops_experts.cu; see kernels.Router.
+type Router struct {
+	Scale                            float64
+	Sigmoid, Normalize, Groups, Kept int32
+}

@@ -38,6 +38,8 @@ var params = []struct {
 	{"ops_draw.cu", "Strips", Strips{}},
 	{"ops_draw.cu", "Normals", Normals{}},
 	{"ops_embed.cu", "Keys", Keys{}},
+	{"ops_experts.cu", "Pairs", Pairs{}},
+	{"ops_experts.cu", "Router", Router{}},
 	{"ops_optim.cu", "Step", AdamStep{}},
 	{"ops_rope.cu", "Rope", Rope{}},
 }

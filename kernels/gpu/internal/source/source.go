@@ -127,11 +127,13 @@ var ops = []Program{
 	{Name: "ops_copy", File: "ops_copy.cu"},
 	{Name: "ops_draw", File: "ops_draw.cu"},
 	{Name: "ops_embed", File: "ops_embed.cu"},
+	{Name: "ops_experts", File: "ops_experts.cu"},
 	{Name: "ops_loss", File: "ops_loss.cu"},
 	{Name: "ops_norm", File: "ops_norm.cu"},
 	{Name: "ops_optim", File: "ops_optim.cu"},
 	{Name: "ops_rope", File: "ops_rope.cu"},
 	{Name: "ops_glu", File: "ops_glu.cu"},
+	{Name: "ops_group", File: "ops_group.cu"},
 }
 
 // topics lists all programs.

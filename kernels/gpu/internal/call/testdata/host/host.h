@@ -110,6 +110,36 @@ template <class X> X __shfl_xor_sync(unsigned, X x, int mask) {
 template <class X> X __shfl_sync(unsigned, X x, int lane) {
   return exchange(x, [=](auto of) { return of(lane % 32); });
 }
+template <class X> X __shfl_up_sync(unsigned, X x, unsigned by) {
+  return exchange(x, [=](auto of) { return of(threadIdx.x % 32 < by ? threadIdx.x % 32 : threadIdx.x % 32 - by); });
+}
+inline unsigned __match_any_sync(unsigned, int x) {
+  return exchange(x, [=](auto of) {
+    unsigned same = 0;
+    for (int i = 0; i < 32; i++) {
+      same |= (unsigned)(of(i) == x) << i;
+    }
+    return same;
+  });
+}
+template <class X> X __reduce_max_sync(unsigned, X x) {
+  return exchange(x, [=](auto of) {
+    X y = x;
+    for (int i = 0; i < 32; i++) {
+      y = y < of(i) ? of(i) : y;
+    }
+    return y;
+  });
+}
+template <class X> X __reduce_min_sync(unsigned, X x) {
+  return exchange(x, [=](auto of) {
+    X y = x;
+    for (int i = 0; i < 32; i++) {
+      y = of(i) < y ? of(i) : y;
+    }
+    return y;
+  });
+}
 inline bool __any_sync(unsigned, bool x) {
   return exchange(x, [](auto of) {
     bool any = false;
@@ -146,6 +176,12 @@ inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
 inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 inline double __longlong_as_double(long long x) { double y; memcpy(&y, &x, 8); return y; }
 inline float __fdividef(float x, float y) { return x / y; }
+inline long long __double_as_longlong(double x) { long long y; memcpy(&y, &x, 8); return y; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(x); }
 inline float __log2f(float x) { return log2f(x); }
 inline int min(int a, int b) { return a < b ? a : b; }
