@@ -400,24 +400,25 @@ func (f *Flash) launchBackward(l *call.HopperBackward) error {
 
 func (f *Flash) encodeAll(maps []call.Map, to ...*source.TensorMap) error {
 	for i, m := range maps {
-		if err := f.encode(to[i], m); err != nil {
+		if err := encodeMap(f.loader.Device(), to[i], m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// encode makes the tensor map of m.
-func (f *Flash) encode(to *source.TensorMap, m call.Map) error {
+// encodeMap makes the tensor map of m. Its pieces of 16 bytes are permuted over the columns of a box.
+func encodeMap(dev *cuda.Device, to *source.TensorMap, m call.Map) error {
 	v := m.View
-	t := cuda.Tiled{Type: v.DType(), Addr: v.Addr(), Swizzle: 128, Box: []int{m.Columns, m.Rows, 1, 1}}
+	t := cuda.Tiled{Type: v.DType(), Addr: v.Addr(), Swizzle: m.Columns * v.DType().Size(),
+		Box: []int{m.Columns, m.Rows, 1, 1}}
 	for _, a := range []tensor.Axis{tensor.Dim, tensor.Seq, tensor.Heads, tensor.Batch} {
 		t.Shape = append(t.Shape, v.Len(a))
 		if a != tensor.Dim {
 			t.Strides = append(t.Strides, stepBytes(v, a))
 		}
 	}
-	encoded, err := f.loader.Device().TensorMap(t)
+	encoded, err := dev.TensorMap(t)
 	for i := range to.Words {
 		to.Words[i] = binary.NativeEndian.Uint64(encoded[8*i:])
 	}

@@ -174,6 +174,7 @@ type Ops struct {
 	loader *Loader
 	blocks map[blocksKey]int // resident on an SM
 	memory *cuda.Memory      // the workspace
+	taken  *cuda.Memory      // the counters of hopper_group.cu; nil before their first use
 	blas   *blas.Handle
 }
 

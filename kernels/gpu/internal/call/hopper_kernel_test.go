@@ -127,7 +127,9 @@ func (h *host) words(words []uint32) (uint64, error) {
 // encode converts maps to the form of testdata/host's TMA.
 func (h *host) encode(maps []Map, to ...*source.TensorMap) {
 	for i, m := range maps {
-		*to[i] = *(*source.TensorMap)(unsafe.Pointer(new(h.mapOf(m.View, m.Rows))))
+		x := h.mapOf(m.View, m.Rows)
+		x.Box[0], x.Permutation = uint64(m.Columns), uint64(m.Columns*m.View.DType().Size())
+		*to[i] = *(*source.TensorMap)(unsafe.Pointer(&x))
 	}
 }
 

@@ -19,6 +19,7 @@ var params = []struct {
 	{"hopper_forward.cu", "TensorMap", TensorMap{}},
 	{"hopper_forward.cu", "HopperForward", HopperForward{}},
 	{"hopper_backward.cu", "HopperBackward", HopperBackward{}},
+	{"hopper_group.cu", "HopperGroup", HopperGroup{}},
 	{"reference.cu", "Strided", Strided{}},
 	{"reference.cu", "Tile", ReferenceTile{}},
 	{"reference.cu", "Params", ReferenceParams{}},

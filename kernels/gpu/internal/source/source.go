@@ -137,4 +137,4 @@ var ops = []Program{
 }
 
 // topics lists all programs.
-var topics = [][]Program{gemm, fused, ops, flash, hopper}
+var topics = [][]Program{gemm, fused, ops, flash, hopper, hopperGroup}

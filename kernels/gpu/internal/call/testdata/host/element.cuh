@@ -22,6 +22,9 @@ inline float value_of(fp16_t x) {
   return h;
 }
 
+template <class T> void unpack(unsigned x, float& lo, float& hi) {
+  lo = value_of(T{(unsigned short)x}), hi = value_of(T{(unsigned short)(x >> 16)});
+}
 template <class T> unsigned pack(float lo, float hi) { return round_to(T(), lo) | (unsigned)round_to(T(), hi) << 16; }
 
 template <class T> void unpack(unsigned x, float& lo, float& hi) {

@@ -117,7 +117,7 @@ struct Box {
       fits &= extents[i] > 0 && extents[i] <= 1ll << 32 && (i == 0 || strides[i - 1] % 16 == 0) && (i == 0 || (strides[i - 1] >= 0 && strides[i - 1] < 1ll << 40));
     }
     fits &= size == 2 || size == 4;
-    if (!fits || (permuted ? permuted != 128 || elements * size != 128 : false)) {
+    if (!fits || (permuted && ((permuted != 128 && permuted != 64) || elements * size != permuted))) {
       fail("a tensor map that no GPU takes", (uintptr_t)base);
     }
     if ((uintptr_t)&map % 64) {
@@ -133,7 +133,7 @@ struct Box {
   // place returns the position of bytes of a row that begin at a multiple of an element.
   unsigned place(unsigned row, unsigned byte) const {
     unsigned linear = shared + row * elements * size + byte;
-    return permuted ? linear ^ (linear / 128 % 8) << 4 : linear;
+    return permuted ? linear ^ (linear / 128 % (permuted / 16)) << 4 : linear;
   }
 
   // element returns the address of an element in global memory, or NULL outside of the tensor.
@@ -244,13 +244,16 @@ static void start_add(const Add& a) {
   threads[current].started_adds++;
 }
 
-void start_add_box(const TensorMap& map, unsigned src, const int (&at)[4]) {
+static void start_floats(const TensorMap& map, unsigned src, const int (&at)[4], bool sets) {
   const Box box(map, src, at);
   if (box.size != 4) {
     fail("adds of elements that are no floats, of bytes", box.size);
   }
-  start_add({true, map, {at[0], at[1], at[2], at[3]}, nullptr, src, box.bytes()});
+  start_add({true, map, {at[0], at[1], at[2], at[3]}, nullptr, src, box.bytes(), sets});
 }
+
+void start_add_box(const TensorMap& map, unsigned src, const int (&at)[4]) { start_floats(map, src, at, false); }
+void start_store_box(const TensorMap& map, unsigned src, const int (&at)[4]) { start_floats(map, src, at, true); }
 
 void start_add_bytes(float* dst, unsigned src, unsigned bytes) {
   check_bytes(dst, src, bytes);
@@ -260,7 +263,7 @@ void start_add_bytes(float* dst, unsigned src, unsigned bytes) {
 void commit_adds() { threads[current].add_groups.push_back(threads[current].adds.size()); }
 
 // Values that were read and must be added.
-struct Sum { float* to; float by; };
+struct Sum { float* to; float by; bool sets; };
 static std::vector<Sum> sums;
 
 static void read_add(const Add& a) {
@@ -268,7 +271,7 @@ static void read_add(const Add& a) {
     float x;
     memcpy(&x, engine_at(from, 4), 4);
     if (to) {
-      sums.push_back({(float*)to, x});
+      sums.push_back({(float*)to, x, a.sets});
     }
   };
   if (a.box) {
@@ -354,6 +357,6 @@ void engine_end() {
   }
   for (size_t i = 0; i < sums.size(); i++) {
     const Sum& s = sums[descending ? sums.size() - 1 - i : i];
-    *s.to += s.by;
+    *s.to = s.sets ? s.by : *s.to + s.by;
   }
 }

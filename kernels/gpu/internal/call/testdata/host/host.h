@@ -36,6 +36,7 @@ char* stored_at(unsigned address, unsigned bytes);
 void start_copy(unsigned dst, const void* src, unsigned bytes, bool valid);
 void commit_copies();
 void wait_copies(int pending);
+void arrive_after_copies(unsigned barrier);
 
 // warp_wait and block_wait return when all threads have called them. Lanes of a warp exchange values through lane_slot.
 void warp_wait();
@@ -63,7 +64,7 @@ void named_wait(int number, int threads, bool waits);
 
 // TensorMap has these words: the address; the sizes of the innermost axis, rows, heads and batch; the strides of rows,
 // heads and batch in bytes; the elements and the rows of a box; the size of an element in bytes, and the bytes over
-// which its pieces are permuted: 128, or 0 for none. The rest is 0.
+// which its pieces are permuted: 128, 64, or 0 for none. The rest is 0.
 struct alignas(64) TensorMap { unsigned long long words[16]; };
 
 // Copies and adds of the engine. A copy occupies its place at once, and is performed when no thread can run without it.
@@ -71,6 +72,7 @@ struct alignas(64) TensorMap { unsigned long long words[16]; };
 void start_box(unsigned dst, const TensorMap& map, unsigned barrier, const int (&at)[4]);
 void start_bytes(unsigned dst, const void* src, unsigned bytes, unsigned barrier);
 void start_add_box(const TensorMap& map, unsigned src, const int (&at)[4]);
+void start_store_box(const TensorMap& map, unsigned src, const int (&at)[4]);
 void start_add_bytes(float* dst, unsigned src, unsigned bytes);
 void commit_adds();
 void wait_adds(int pending);

@@ -27,6 +27,7 @@ struct Add {
   int at[4];
   float* dst;
   unsigned src, bytes;
+  bool sets; // instead of adding
 };
 
 struct Thread {

@@ -81,6 +81,14 @@ void wait_copies(int pending) {
   }
 }
 
+// A thread that waits for the barrier calls fence_engine.
+void arrive_after_copies(unsigned barrier) {
+  commit_copies();
+  wait_copies(0);
+  fence_engine();
+  arrive(barrier, 0);
+}
+
 void suspend(State s, unsigned where, long until) {
   Thread& t = threads[current];
   t.state = s;

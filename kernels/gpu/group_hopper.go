@@ -1,0 +1,63 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/gpu/internal/call"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+)
+
+// groupOnHopper queues a product of rows sorted by expert on the kernels for Hopper, and reports whether they support
+// it: dense, of 16 bits, with columns in multiples of 8, and gradients of weights in float32. b is the stacked weights
+// or, for those's gradient, the inputs. The caller has checked that shapes match.
+func (c *Ops) groupOnHopper(product source.GroupProduct, out View, a, b kernels.Operand, p kernels.Pairs,
+	accumulate bool) bool {
+	if c.loader.Device().Arch != hopperArch {
+		return false
+	}
+	operand := func(o kernels.Operand) call.GroupOperand {
+		if o.ByToken {
+			return call.GroupOperand{View: o.View, Tokens: p.Tokens}
+		}
+		return call.GroupOperand{View: o.View}
+	}
+	g := call.Group{Product: product, Out: out, A: operand(a), B: operand(b), Starts: p.Starts, Accumulate: accumulate}
+	l, ok := g.Hopper()
+	if ok {
+		c.stream.Do(fmt.Sprintf("group %v", product), func() error { return c.launchGroup(&l) })
+	}
+	return ok
+}
+
+func (c *Ops) launchGroup(l *call.HopperGroup) error {
+	dev, x := c.loader.Device(), &l.Params
+	if c.taken == nil {
+		m, err := dev.Alloc(8)
+		if err != nil {
+			return fmt.Errorf("the counters of grouped products: %w", err)
+		}
+		c.stream.Memset(m.Addr(), 0, 8)
+		c.taken = m
+	}
+	x.Next = c.taken.Addr()
+	for i, to := range []*source.TensorMap{&x.A, &x.B, &x.DW} {
+		if l.Maps[i].View.IsZero() {
+			continue
+		}
+		if err := encodeMap(dev, to, l.Maps[i]); err != nil {
+			return err
+		}
+	}
+	f, err := c.loader.Function(l.Program, l.Kernel, l.Shared)
+	if err != nil {
+		return err
+	}
+	grid := cuda.Dim{X: min(l.Blocks, dev.SMs)}
+	c.stream.Launch(f, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared},
+		cuda.StructAligned(&cuda.Args{}, x, source.MapAlign))
+	return nil
+}

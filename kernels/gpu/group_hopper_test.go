@@ -1,0 +1,227 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A groupRig has the operands of grouped products, for experts of out rows and in columns of weights.
+type groupRig struct {
+	*cudaRig
+	dtype   tensor.DType
+	pairs   kernels.Pairs
+	tokens  []int32
+	experts []int32 // of each place
+	out, in int
+}
+
+// newGroupRig returns a rig with so many places of each expert.
+func newGroupRig(r *cudaRig, dtype tensor.DType, counts []int, tokens, out, in int) *groupRig {
+	g := &groupRig{cudaRig: r, dtype: dtype, out: out, in: in}
+	starts := []int32{0}
+	for e, n := range counts {
+		for range n {
+			g.experts = append(g.experts, int32(e))
+			g.tokens = append(g.tokens, r.rng.Int32N(int32(tokens)))
+		}
+		starts = append(starts, int32(len(g.experts)))
+	}
+	g.pairs = kernels.Pairs{Tokens: r.upload(tensor.FromSlice(g.tokens, 1, len(g.tokens), 1, 1)),
+		Starts: r.upload(tensor.FromSlice(starts, 1, len(starts), 1, 1))}
+	return g
+}
+
+// operand returns an operand and its values, and the row of each place. Its last row is NaN.
+func (g *groupRig) operand(tokens, columns int, byToken bool) (o kernels.Operand, x []float32, row func(i int) int) {
+	rows := len(g.experts)
+	if row = func(i int) int { return i }; byToken {
+		rows, row = tokens, func(i int) int { return int(g.tokens[i]) }
+	}
+	v := g.matrix(g.dtype, rows, columns)
+	x = g.values(v)
+	return kernels.Operand{View: v, ByToken: byToken}, x, row
+}
+
+// matrix returns a random matrix of small numbers of few bits, whose sums are exact, and NaN in its last row.
+func (g *groupRig) matrix(dtype tensor.DType, rows, columns int) View {
+	host := tensor.New(tensor.F32, 1, rows, 1, columns)
+	x := tensor.Data[float32](host)
+	for i := range x {
+		x[i] = float32(g.rng.IntN(9)-4) / 4
+	}
+	for i := range columns {
+		x[len(x)-1-i] = float32(math.NaN())
+	}
+	return g.put(dtype, host)
+}
+
+// TestGroupOnHopper compares the products to sums in float64. NaN must only reach results that depend on it. A second
+// call gives the same bits.
+func TestGroupOnHopper(t *testing.T) {
+	rig := newCUDARig(t)
+	for _, c := range []struct {
+		counts          []int
+		tokens, out, in int
+	}{
+		{[]int{130, 0, 1, 64, 200}, 77, 72, 200},
+		{[]int{300, 0, 128, 64, 1, 77, 65}, 500, 264, 200},
+		{[]int{0, 0, 700, 8}, 999, 136, 392},
+	} {
+		for way := range 8 {
+			dtype := []tensor.DType{tensor.BF16, tensor.F16}[way&1^way>>1&1^way>>2]
+			t.Run(fmt.Sprintf("%v/%v/%d", c, dtype, way), func(t *testing.T) {
+				g := newGroupRig(rig.within(t), dtype, c.counts, c.tokens, c.out, c.in)
+				g.test(c.tokens, len(c.counts), way&1 > 0, way&2 > 0, way&4 > 0)
+			})
+		}
+	}
+}
+
+// test tests all products, of dy and x by token or by place.
+func (g *groupRig) test(tokens, experts int, dyByToken, xByToken, accumulate bool) {
+	dy, dys, dyRow := g.operand(tokens, g.out, dyByToken)
+	x, xs, xRow := g.operand(tokens, g.in, xByToken)
+	w := g.matrix(g.dtype, experts*g.out, g.in)
+	ws := g.values(w)
+	g.check(source.GroupForward, g.matrix(g.dtype, len(g.experts), g.out), x, kernels.Operand{View: w}, accumulate,
+		func(i, j int) (sum float64) {
+			row := ws[(int(g.experts[i])*g.out+j)*g.in:]
+			for k, x := range xs[xRow(i)*g.in:][:g.in] {
+				sum += float64(x) * float64(row[k])
+			}
+			return sum
+		})
+	g.check(source.GroupDX, g.matrix(g.dtype, len(g.experts), g.in), dy, kernels.Operand{View: w}, accumulate,
+		func(i, j int) (sum float64) {
+			column := ws[int(g.experts[i])*g.out*g.in+j:]
+			for k, dy := range dys[dyRow(i)*g.out:][:g.out] {
+				sum += float64(dy) * float64(column[k*g.in])
+			}
+			return sum
+		})
+	first := make([]int, experts+1)
+	for _, e := range g.experts {
+		first[e+1]++
+	}
+	for e := range experts {
+		first[e+1] += first[e]
+	}
+	g.check(source.GroupDW, g.matrix(tensor.F32, experts*g.out, g.in), dy, x, accumulate, func(i, j int) (sum float64) {
+		for k := first[i/g.out]; k < first[i/g.out+1]; k++ {
+			sum += float64(dys[dyRow(k)*g.out+i%g.out]) * float64(xs[xRow(k)*g.in+j])
+		}
+		return sum
+	})
+}
+
+func (g *groupRig) check(p source.GroupProduct, out View, a, b kernels.Operand, accumulate bool,
+	want func(i, j int) float64) {
+	old, again := g.values(out), g.upload(g.host(out))
+	for _, y := range []View{out, again} {
+		if !g.groupOnHopper(p, y, a, b, g.pairs, accumulate) {
+			g.t.Fatalf("%v: the kernels do not support it", p)
+		}
+	}
+	got, same := g.values(out), g.values(again)
+	for i, y := range got {
+		z := want(i/out.Cols(), i%out.Cols())
+		if accumulate {
+			z += float64(old[i])
+		}
+		near := math.Abs(float64(y)-z) <= math.Abs(z)/250
+		if math.IsNaN(z) != math.IsNaN(float64(y)) || !near && z == z || math.Float32bits(y) != math.Float32bits(same[i]) {
+			g.t.Fatalf("%v: row %d column %d is %g and %g, want %g", p, i/out.Cols(), i%out.Cols(), y, same[i], z)
+		}
+	}
+}
+
+// host returns a copy on the host.
+func (g *groupRig) host(v View) View {
+	h, err := g.download(v)
+	check(g.t, err)
+	return h
+}
+
+// TestGroupNotOnHopper lists calls that the kernels do not support.
+func TestGroupNotOnHopper(t *testing.T) {
+	rig := newCUDARig(t)
+	for _, c := range []struct {
+		dtype   tensor.DType
+		counts  []int
+		out, in int
+	}{{tensor.F32, []int{5}, 8, 8}, {tensor.BF16, []int{5}, 12, 8}, {tensor.BF16, []int{5}, 8, 20}} {
+		g := newGroupRig(rig, c.dtype, c.counts, 9, c.out, c.in)
+		x, _, _ := g.operand(9, c.in, true)
+		if w := g.matrix(c.dtype, c.out, c.in); g.groupOnHopper(source.GroupForward, g.matrix(c.dtype, 5, c.out), x,
+			kernels.Operand{View: w}, g.pairs, false) {
+			t.Errorf("%+v is supported", c)
+		}
+	}
+}
+
+// BenchmarkGroup measures the products of the up and down projections of a layer with 128 experts of 768 and a width of
+// 2048, 8 of them for each of 8K tokens. The routes are even, or a tenth of the experts get half of the places.
+func BenchmarkGroup(b *testing.B) {
+	const tokens, places, experts, width, inner = 8192, 8 * 8192, 128, 2048, 768
+	rig := newCUDARig(b)
+	for _, skewed := range []bool{false, true} {
+		counts, rng := make([]int, experts), rand.New(rand.NewPCG(1, 2))
+		for i := range places {
+			switch {
+			case !skewed:
+				counts[i%experts]++
+			case i%2 == 0:
+				counts[rng.IntN(experts/10)*10]++
+			default:
+				counts[rng.IntN(experts)]++
+			}
+		}
+		for _, d := range [][2]int{{2 * inner, width}, {width, inner}} {
+			g := newGroupRig(rig, tensor.BF16, counts, tokens, d[0], d[1])
+			view := func(t tensor.DType, rows, columns int) View {
+				return place(b, rig.loader.Device(), t, [4]int{1, rows, 1, columns})
+			}
+			rows := func(columns int, byToken bool) kernels.Operand {
+				n := places
+				if byToken {
+					n = tokens
+				}
+				return kernels.Operand{View: g.fill(view(tensor.BF16, n, columns)), ByToken: byToken}
+			}
+			up := d[1] == width
+			w := kernels.Operand{View: g.fill(view(tensor.BF16, experts*d[0], d[1]))}
+			x, dy := rows(d[1], up), rows(d[0], !up)
+			y, dx, dw := view(tensor.BF16, places, d[0]), view(tensor.BF16, places, d[1]), view(tensor.F32, experts*d[0], d[1])
+			for _, c := range []struct {
+				p          source.GroupProduct
+				out        View
+				a, b       kernels.Operand
+				accumulate bool
+			}{{source.GroupForward, y, x, w, false}, {source.GroupDX, dx, dy, w, false}, {source.GroupDW, dw, dy, x, false},
+				{source.GroupDW, dw, dy, x, true}} {
+				b.Run(fmt.Sprintf("skewed=%t/up=%t/%v/accumulate=%t", skewed, up, c.p, c.accumulate), func(b *testing.B) {
+					for range b.N {
+						g.groupOnHopper(c.p, c.out, c.a, c.b, g.pairs, c.accumulate)
+					}
+					check(b, g.stream.Sync(context.Background()))
+					b.ReportMetric(2*places*float64(d[0]*d[1])*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
+				})
+			}
+		}
+	}
+}
+
+// fill fills a matrix with noise.
+func (g *groupRig) fill(v View) View {
+	g.send(v, tensor.FromSlice(noise(v.Size(), 1), v.Shape()[0], v.Shape()[1], v.Shape()[2], v.Shape()[3]))
+	return v
+}

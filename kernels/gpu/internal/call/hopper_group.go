@@ -1,0 +1,115 @@
+package call
+
+import (
+	"math"
+
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A GroupOperand has a row for each place or, with Tokens, for each token.
+type GroupOperand struct {
+	View   View
+	Tokens View // int32, of places; the zero View: rows are in the order of places
+}
+
+// A Group holds a product of rows sorted by expert; see hopper_group.cu. B is the stacked weights, except in a product
+// for these.
+type Group struct {
+	Product    source.GroupProduct
+	Out        View
+	A, B       GroupOperand
+	Starts     View
+	Accumulate bool
+}
+
+// HopperGroup is a launch of a grouped product on Hopper.
+type HopperGroup struct {
+	Program, Kernel string
+	Threads, Shared int
+	Blocks          int    // tiles at most, the largest grid
+	Maps            [3]Map // A, B and, for DW, the output
+	Params          source.HopperGroup
+}
+
+// Hopper returns the launch; ok is false if the kernels for Hopper do not support the product. The caller has checked
+// that shapes match.
+func (g *Group) Hopper() (l HopperGroup, ok bool) {
+	a, b, weights, out := g.A, g.B, g.B.View, g.Out.DType()
+	if g.Product == source.GroupDW {
+		weights, out = g.Out, g.A.View.DType()
+		ok = g.Out.DType() == tensor.F32
+	} else {
+		ok = out == a.View.DType()
+	}
+	experts, places := g.Starts.Size()-1, g.places()
+	if !ok || out != tensor.BF16 && out != tensor.F16 || b.View.DType() != a.View.DType() || experts < 1 ||
+		experts > source.MaxGroupExperts || places == 0 || weights.Rows()%experts != 0 ||
+		!rowsInPieces(a.View, b.View, g.Out) {
+		return l, false
+	}
+	rows, columns, turned := weights.Rows()/experts, g.Out.Cols(), false
+	if g.Product == source.GroupDW && a.Tokens.IsZero() && !b.Tokens.IsZero() {
+		// Copies of rows of tokens take more of shared memory's time than TMA, and a step has fewer columns of a.
+		a, b, rows, columns, turned = b, a, columns, rows, true
+	}
+	s := source.HopperGroupShapeFor(columns)
+	l = HopperGroup{
+		Program: s.Program(g.Product).Name, Kernel: "hopper_group_" + flashTypes[a.View.DType()], Threads: 384,
+		Shared: s.Shared(g.Product, experts),
+		Params: source.HopperGroup{
+			ARows: a.View.Addr(), BRows: b.View.Addr(), ATokens: a.Tokens.Addr(), BTokens: b.Tokens.Addr(),
+			Starts: g.Starts.Addr(), Out: g.Out.Addr(), Experts: int32(experts), Depth: int32(a.View.Cols()),
+			Rows: int32(rows), Columns: int32(columns), AColumns: int32(a.View.Cols()),
+			BColumns: int32(b.View.Cols()), Accumulate: cInt(g.Accumulate), Turned: cInt(turned),
+		},
+	}
+	flat := func(v View) View { return v.Reshape([4]int{1, v.Rows(), 1, v.Cols()}) }
+	stack := func(v View) View { return v.Reshape([4]int{experts, v.Rows() / experts, 1, v.Cols()}) }
+	high := places/source.GroupRows + experts // rows of tiles at most
+	switch g.Product {
+	case source.GroupForward:
+		l.Maps = [3]Map{{flat(a.View), panel, source.GroupRows}, {stack(b.View), panel, s.Width}}
+	case source.GroupDX:
+		l.Maps = [3]Map{{flat(a.View), panel, source.GroupRows}, {stack(b.View), panel, source.GroupStep}}
+	case source.GroupDW:
+		dw := Map{stack(g.Out), panel / 2, 16}
+		if turned {
+			dw = Map{stack(g.Out), 16, panel / 2}
+		}
+		l.Maps = [3]Map{{flat(a.View), panel, source.GroupStep}, {flat(b.View), panel, source.GroupStep}, dw}
+		high = experts * (rows/source.GroupRows + 1)
+	}
+	l.Blocks = high * (columns + s.Width - 1) / s.Width
+	return l, l.Blocks <= math.MaxInt32
+}
+
+func cInt(b bool) int32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// places returns the number of places.
+func (g *Group) places() int {
+	switch {
+	case g.Product != source.GroupDW:
+		return g.Out.Rows()
+	case !g.A.Tokens.IsZero():
+		return g.A.Tokens.Size()
+	}
+	return g.A.View.Rows()
+}
+
+// rowsInPieces reports whether views are dense and of rows in aligned pieces of 16 bytes, and rows and columns are few
+// enough for the kernels.
+func rowsInPieces(views ...View) bool {
+	for _, v := range views {
+		if !v.IsDense() || v.Size() == 0 || v.Cols()%8 != 0 || v.Addr()%16 != 0 || v.Rows() > math.MaxInt32/2 ||
+			v.Cols() > 1<<20 {
+			return false
+		}
+	}
+	return true
+}

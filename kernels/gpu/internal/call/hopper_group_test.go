@@ -1,0 +1,177 @@
+//go:build cuda
+
+package call
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A groupCase is a product for experts with so many places each.
+type groupCase struct {
+	dtype        tensor.DType
+	counts       []int
+	out, in      int  // rows of an expert's weights, and columns
+	byA, byB     bool // operands have rows of tokens
+	accumulate   bool
+	tokens, grid int
+}
+
+func (c groupCase) places() (n int) {
+	for _, x := range c.counts {
+		n += x
+	}
+	return n
+}
+
+// TestHopperGroupOnHost compares grouped products to sums in float64. Some tokens are NaN, and only places of theirs, or
+// their experts' weights, may become NaN.
+func TestHopperGroupOnHost(t *testing.T) {
+	h := newHost(t)
+	cases := []groupCase{
+		{tensor.BF16, []int{130, 0, 1, 64, 200}, 72, 200, true, false, true, 40, 3},
+		{tensor.F16, []int{0, 5, 129, 0}, 264, 136, false, true, true, 50, 2},
+		{tensor.BF16, []int{70, 66, 0}, 392, 264, true, true, false, 300, 2},
+		{tensor.BF16, []int{2100, 0, 100}, 8, 16, false, false, false, 1, 5},
+		{tensor.F16, []int{1, 1, 1, 0, 1, 1}, 192, 64, true, false, false, 3, 200},
+	}
+	if testing.Short() {
+		cases = cases[:1]
+	}
+	for i, c := range cases {
+		for p := source.GroupForward; p <= source.GroupDW; p++ {
+			t.Run(fmt.Sprintf("%v %d", p, i), func(t *testing.T) {
+				h.t, h.used = t, 0
+				c.run(h, p)
+			})
+		}
+	}
+}
+
+func (c groupCase) run(h *host, p source.GroupProduct) {
+	t, rng := h.t, rand.New(rand.NewPCG(uint64(c.out), uint64(p)))
+	k := &hostFlash{host: h}
+	ints := func(n int) View { return k.empty(tensor.I32, 1, 1, n+n%2).Slice(tensor.Dim, 0, n) } // memory is in 8 bytes
+	starts, tokens := ints(len(c.counts)+1), ints(c.places())
+	clear(tensor.Data[int32](starts))
+	experts := make([]int, 0, c.places()) // of places
+	for e, n := range c.counts {
+		for range n {
+			experts = append(experts, e)
+		}
+		tensor.Data[int32](starts)[e+1] = int32(len(experts))
+	}
+	for i := range tensor.Data[int32](tokens) {
+		tensor.Data[int32](tokens)[i] = rng.Int32N(int32(c.tokens))
+	}
+	draw := func(dtype tensor.DType, rows, columns, bad int) View {
+		v := k.empty(dtype, rows, 1, columns)
+		each(v, func(_ float32, at [4]int) float32 {
+			if at[tensor.Seq] == bad {
+				return float32(math.NaN())
+			}
+			return float32(rng.IntN(9)-4) / 4
+		})
+		return v
+	}
+	// operand returns an operand of a product, and the row of each place.
+	operand := func(columns int, byToken bool) (GroupOperand, func(place int) int) {
+		if byToken {
+			return GroupOperand{draw(c.dtype, c.tokens, columns, c.tokens-1), tokens},
+				func(i int) int { return int(tensor.Data[int32](tokens)[i]) }
+		}
+		return GroupOperand{View: draw(c.dtype, len(experts), columns, len(experts)-1)}, func(i int) int { return i }
+	}
+	weights := GroupOperand{View: draw(c.dtype, len(c.counts)*c.out, c.in, c.out*len(c.counts)-1)}
+	g := Group{Product: p, Starts: starts, Accumulate: c.accumulate}
+	var a, b func(place int) int
+	at := func(v View, row, column int) float64 { return float64(value(v, [4]int{0, row, 0, column})) }
+	product := func(sum float64, x, y float64) float64 { return sum + x*y }
+	var want func(row, column int) float64
+	switch p {
+	case source.GroupForward:
+		g.A, a = operand(c.in, c.byA)
+		g.B, g.Out = weights, draw(c.dtype, len(experts), c.out, -1)
+		want = func(row, column int) (sum float64) {
+			for i := range c.in {
+				sum = product(sum, at(g.A.View, a(row), i), at(g.B.View, experts[row]*c.out+column, i))
+			}
+			return sum
+		}
+	case source.GroupDX:
+		g.A, a = operand(c.out, c.byA)
+		g.B, g.Out = weights, draw(c.dtype, len(experts), c.in, -1)
+		want = func(row, column int) (sum float64) {
+			for i := range c.out {
+				sum = product(sum, at(g.A.View, a(row), i), at(g.B.View, experts[row]*c.out+i, column))
+			}
+			return sum
+		}
+	case source.GroupDW:
+		g.A, a = operand(c.out, c.byB)
+		g.B, b = operand(c.in, c.byA)
+		g.Out = draw(tensor.F32, len(c.counts)*c.out, c.in, -1)
+		want = func(row, column int) (sum float64) {
+			for i, e := range experts {
+				if e == row/c.out {
+					sum = product(sum, at(g.A.View, a(i), row%c.out), at(g.B.View, b(i), column))
+				}
+			}
+			return sum
+		}
+	}
+	wants := make([]float64, g.Out.Size())
+	for i := range wants {
+		row, column := i/g.Out.Cols(), i%g.Out.Cols()
+		wants[i] = want(row, column)
+		if c.accumulate {
+			wants[i] += at(g.Out, row, column)
+		}
+	}
+	if !c.accumulate {
+		each(g.Out, func(float32, [4]int) float32 { return float32(math.NaN()) })
+	}
+	l, served := g.Hopper()
+	if !served {
+		t.Fatal("the kernels do not support the product")
+	}
+	x := &l.Params
+	for i, to := range []*source.TensorMap{&x.A, &x.B, &x.DW} {
+		if !l.Maps[i].View.IsZero() {
+			h.encode(l.Maps[i:i+1], to)
+		}
+	}
+	next := ints(2)
+	clear(tensor.Data[int32](next))
+	x.Next = next.Addr()
+	h.move(&x.ARows, &x.BRows, &x.ATokens, &x.BTokens, &x.Starts, &x.Out, &x.Next)
+	ok(t, h.start(l.Program, l.Kernel, [3]int{min(c.grid, l.Blocks), 1, 1}, [2]int{l.Threads, 1}, l.Shared,
+		argumentsOf(x)))
+	if left := tensor.Data[int32](next); left[0] != 0 || left[1] != 0 {
+		t.Errorf("counters are %d after a launch", left)
+	}
+	faults, finite := 0, 0
+	for i, want := range wants {
+		got := at(g.Out, i/g.Out.Cols(), i%g.Out.Cols())
+		tolerance := 0.0 // sums of such numbers are exact in float32
+		if p != source.GroupDW {
+			tolerance = math.Abs(want) / 200
+		}
+		switch {
+		case math.IsNaN(want) != math.IsNaN(got) || math.Abs(got-want) > tolerance:
+			if faults++; faults < 5 {
+				t.Errorf("row %d column %d is %g, want %g", i/g.Out.Cols(), i%g.Out.Cols(), got, want)
+			}
+		case !math.IsNaN(want):
+			finite++
+		}
+	}
+	if finite == 0 {
+		t.Error("all results are NaN")
+	}
+}

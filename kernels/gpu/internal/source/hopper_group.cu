@@ -1,0 +1,456 @@
+// Products of rows that are sorted by expert, for Hopper. Places starts[e] to starts[e + 1] belong to expert e, whose
+// weights are rows of a stacked matrix. With PRODUCT
+//   FORWARD: out[i] = a[i] W_e', b = W with columns rows of each expert,
+//   DX:      out[i] = a[i] W_e, b = W with depth rows of each expert,
+//   DW:      out_e = the sum of a[i]' b[i] over the places i of the expert, in float32, or the transpose.
+// With tokens, a[i] or b[i] is the row of the token at place i.
+//
+// The grid is as large as the GPU. Its blocks take tiles of BM by BN from a counter, and find them from starts, expert
+// by expert; of an expert, bands of BAND rows of tiles, column by column, so that concurrent blocks share rows and
+// weights in the L2. A block has two consumer warpgroups, which take 64 rows of a tile each and skip them if there are
+// none, and a warpgroup that loads steps of BK of the sum, up to STAGES ahead: with TMA or, for rows of tokens, with
+// copies of 16 bytes that put pieces where TMA would.
+//
+// Other experts' rows are never added, since 0 times NaN is NaN: maps of W have an axis of experts, beyond whose rows
+// TMA copies zeros, and DW loads the last places of an expert as rows of tokens.
+//
+// Compiled with PRODUCT, BN and STAGES.
+#include "hopper_copies.cuh"
+
+enum { FORWARD, DX, DW };
+constexpr int BM = 128, BK = 64, GROUPS = 2, THREADS = 128 * (GROUPS + 1), BAND = 16;
+constexpr int HALF = BN / 2; // floats of a thread
+
+typedef unsigned short Stored;
+
+struct HopperGroup {
+  TensorMap a, b, dw;
+  const Stored *a_rows, *b_rows;
+  const int *a_tokens, *b_tokens; // of places; NULL: rows are in the order of places
+  const int* starts;
+  Stored* out;
+  unsigned* next; // the number of tiles that blocks have taken, except each block's first, and that of blocks that are
+                  // done; 0 before and after
+  int experts, depth;       // depth: of the sum, except DW
+  int rows, columns;        // of the output; rows: of an expert's dw
+  int a_columns, b_columns; // of rows of a and b
+  int accumulate;           // the output is added to
+  int turned;               // dw is transposed: columns by rows
+  int unused[10];
+};
+static_assert(sizeof(HopperGroup) == 512, "HopperGroup of params.go is laid out so");
+
+// A step of the sum: operands in order [outer][k] or, if TURNED, [k][outer].
+constexpr bool TURNED_A = PRODUCT == DW, TURNED_B = PRODUCT != FORWARD;
+constexpr int A_ROWS = TURNED_A ? BK : BM, A_COLS = TURNED_A ? BM : BK, B_ROWS = TURNED_B ? BK : BN,
+              B_COLS = TURNED_B ? BN : BK;
+using ATile = Panels<A_ROWS, A_COLS>;
+using BTile = Panels<B_ROWS, B_COLS>;
+using OutTile = Panels<16, 64>; // of a warp: in float32, 32 columns
+
+// A Tile of the output, of an expert's places. row is a place, or a row of its dw.
+struct Tile { int expert, lo, hi, row, col; }; // expert -1: there are no more
+constexpr int TILES = 4, TILE_BYTES = 32;      // found ahead
+
+struct Shared {
+  static constexpr int A = 0, B = A + STAGES * ATile::BYTES, OUT = B + STAGES * BTile::BYTES;
+  static constexpr int FOUND = OUT + (PRODUCT == DW ? 2 : 1) * 4 * GROUPS * OutTile::BYTES;
+  static constexpr int FULL = FOUND + TILES * TILE_BYTES, EMPTY = FULL + 8 * STAGES, TOLD = EMPTY + 8 * STAGES,
+                       READ = TOLD + 8 * TILES, STARTS = READ + 8 * TILES;
+};
+
+// A Turn cycles through N buffers. parity names the phase in which the current one is filled.
+template <int N> struct Turn {
+  int at = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void next() {
+    if (++at == N) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+using Stage = Turn<STAGES>;
+
+// leave arrives at a barrier for a warp that has read what the barrier guards.
+__device__ __forceinline__ void leave(unsigned barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    barrier_arrive(barrier);
+  }
+}
+
+__device__ __forceinline__ int steps_of(const HopperGroup& x, const Tile& t) {
+  return ((PRODUCT == DW ? t.hi - t.lo : x.depth) + BK - 1) / BK;
+}
+
+// Finder finds a block's tiles, and tells all warps.
+struct Finder {
+  const HopperGroup& x;
+  const int* starts; // in shared memory
+  unsigned base, next;
+  int before = 0; // tiles of earlier experts
+  Tile t;
+  Turn<TILES> turn;
+
+  // find finds the tile of that number, which is no less than before.
+  __device__ __forceinline__ void find(int number) {
+    const int columns = (x.columns + BN - 1) / BN;
+    for (;;) {
+      const int high = ((PRODUCT == DW ? x.rows : t.hi - t.lo) + BM - 1) / BM, rest = number - before;
+      if (rest < high * columns) {
+        const int first = rest / (BAND * columns) * BAND, band = min(BAND, high - first), in = rest - first * columns;
+        t.row = (PRODUCT == DW ? 0 : t.lo) + (first + in % band) * BM;
+        t.col = in / band * BN;
+        return;
+      }
+      if (++t.expert == x.experts) {
+        t.expert = -1;
+        return;
+      }
+      before += high * columns;
+      t.lo = t.hi;
+      t.hi = starts[t.expert + 1];
+    }
+  }
+
+  // tell finds a tile and, unless there is none, takes the number of the next, which it does not wait for.
+  __device__ __forceinline__ void tell(int number) {
+    find(number);
+    barrier_wait(base + Shared::READ + 8 * turn.at, turn.parity ^ 1);
+    const unsigned at = base + Shared::FOUND + TILE_BYTES * turn.at;
+    store_shared(at, (unsigned)t.expert, (unsigned)t.lo, (unsigned)t.hi, (unsigned)t.row);
+    store_shared(at + 16, (unsigned)t.col);
+    barrier_arrive(base + Shared::TOLD + 8 * turn.at);
+    turn.next();
+    if (t.expert >= 0) {
+      next = atomicAdd(x.next, 1);
+    } else if (atomicAdd(x.next + 1, 1) == gridDim.x - 1) {
+      x.next[0] = x.next[1] = 0;
+    }
+  }
+};
+
+// take returns the next tile.
+__device__ __forceinline__ Tile take(unsigned base, Turn<TILES>& turn) {
+  Tile t;
+  const unsigned at = base + Shared::FOUND + TILE_BYTES * turn.at;
+  barrier_wait(base + Shared::TOLD + 8 * turn.at, turn.parity);
+  load_shared_words(at, t.expert, t.lo, t.hi, t.row);
+  t.col = __float_as_int(load_shared(at + 16));
+  leave(base + Shared::READ + 8 * turn.at);
+  turn.next();
+  return t;
+}
+
+// Loader is a thread of the warpgroup that loads.
+struct Loader {
+  const HopperGroup& x;
+  unsigned base;
+  Stage stage;
+
+  // list fills a thread's list of rows, of every 16th place since its first; beyond end, -1.
+  template <int N> __device__ __forceinline__ void list(int (&row)[N], const int* tokens, int first, int end) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      const int place = first + (int)threadIdx.x / 8 + 16 * i;
+      row[i] = place >= end ? -1 : tokens ? __ldg(tokens + place) : place;
+    }
+  }
+
+  // lists fills those of a step of DW, if it will not load all rows with TMA.
+  template <int N, int M>
+  __device__ __forceinline__ void lists(int (&a_row)[N], int (&b_row)[M], int first, int end) {
+    if (x.a_tokens || first + BK > end) {
+      list(a_row, x.a_tokens, first, end);
+    }
+    if (x.b_tokens || first + BK > end) {
+      list(b_row, x.b_tokens, first, end);
+    }
+  }
+
+  // copy copies the rows of all threads' lists, since a column. Eight threads copy 128 bytes of a row.
+  template <class Tile, int N>
+  __device__ __forceinline__ void copy(unsigned to, const Stored* from, const int (&row)[N], int col, int columns) {
+    const int piece = threadIdx.x % 8 * 8;
+    to += Tile::offset(threadIdx.x / 8, piece);
+#pragma unroll
+    for (int p = 0; p < Tile::COUNT; p++) {
+      const bool in = col + 64 * p + piece < columns;
+#pragma unroll
+      for (int i = 0; i < N; i++) {
+        copy16_line(to + p * Tile::PANEL + i * 16 * 128,
+            from + (long long)max(row[i], 0) * columns + (in ? col + 64 * p + piece : 0), in && row[i] >= 0);
+      }
+    }
+  }
+
+  // box starts the copy of a box of rows; turned operands have a box for each panel.
+  template <class Tile>
+  __device__ __forceinline__ void box(unsigned to, const TensorMap& map, int element, int row, int expert) {
+#pragma unroll
+    for (int i = 0; i < Tile::COUNT; i++) {
+      copy_box(to + i * Tile::PANEL, map, base + Shared::FULL + 8 * stage.at, element + 64 * i, row, 0, expert);
+    }
+  }
+
+  // load loads the steps of a tile. Rows of a step of DW are known one step ahead.
+  __device__ __forceinline__ void load(const Tile& t) {
+    int a_list[A_ROWS / 16], b_list[BK / 16];
+    if constexpr (PRODUCT == DW) {
+      lists(a_list, b_list, t.lo, t.hi);
+    } else if (x.a_tokens) {
+      list(a_list, x.a_tokens, t.row, t.hi);
+    }
+    for (int step = 0, steps = steps_of(x, t); step < steps; step++) {
+      const int k = step * BK + (PRODUCT == DW ? t.lo : 0);
+      const bool last = PRODUCT == DW && k + BK > t.hi, by_a = x.a_tokens || last,
+                 by_b = PRODUCT == DW && (x.b_tokens || last);
+      const unsigned full = base + Shared::FULL + 8 * stage.at, a = base + Shared::A + stage.at * ATile::BYTES,
+                     b = base + Shared::B + stage.at * BTile::BYTES;
+      barrier_wait(base + Shared::EMPTY + 8 * stage.at, stage.parity ^ 1);
+      if (threadIdx.x == 0) {
+        barrier_expect(full, (by_a ? 0 : ATile::BYTES) + (by_b ? 0 : BTile::BYTES));
+        if (!by_a) {
+          box<ATile>(a, x.a, TURNED_A ? t.row : k, TURNED_A ? k : t.row, 0);
+        }
+        if (!by_b) {
+          box<BTile>(b, x.b, TURNED_B ? t.col : k, TURNED_B ? k : t.col, PRODUCT == DW ? 0 : t.expert);
+        }
+      }
+      if (by_a) {
+        copy<ATile>(a, x.a_rows, a_list, TURNED_A ? t.row : k, x.a_columns);
+      }
+      if constexpr (PRODUCT == DW) {
+        if (by_b) {
+          copy<BTile>(b, x.b_rows, b_list, t.col, x.b_columns);
+        }
+        lists(a_list, b_list, k + BK, t.hi);
+      }
+      if (PRODUCT == DW || by_a) {
+        copies_arrive(full);
+      }
+      stage.next();
+    }
+  }
+};
+
+// products starts the products of a step.
+template <class T>
+__device__ __forceinline__ void products(float (&c)[HALF], unsigned base, const Stage& stage, int row, bool keep) {
+  const unsigned a = base + Shared::A + stage.at * ATile::BYTES, b = base + Shared::B + stage.at * BTile::BYTES;
+#pragma unroll
+  for (int i = 0; i < BK; i += 16) {
+    wg_multiply<T, TURNED_A, TURNED_B>(c, TURNED_A ? ATile::across(a, i, row) : ATile::along(a, row, i),
+        TURNED_B ? BTile::across(b, i) : BTile::along(b, 0, i), keep || i > 0);
+  }
+  wg_commit();
+}
+
+// store writes 16 rows of a warp since a place, in 16 bits, by panels of 64 columns in shared memory.
+template <class T>
+__device__ __forceinline__ void store(
+    const HopperGroup& x, unsigned panel, float (&c)[HALF], const Tile& t, int first) {
+  const int lane = threadIdx.x % 32, piece = lane % 8 * 8;
+#pragma unroll
+  for (int p = 0; p < BN / 64; p++) {
+    if (t.col + 64 * p >= x.columns) {
+      break;
+    }
+    Stored* out = x.out + (long long)(first + lane / 8) * x.columns + t.col + 64 * p + piece;
+    const bool in = t.col + 64 * p + piece < x.columns;
+    const unsigned at = panel + OutTile::offset(lane % 16, lane / 16 * 8);
+    if (x.accumulate) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const bool valid = in && first + lane / 8 + 4 * i < t.hi;
+        const uint4 old = valid ? *(const uint4*)(out + 4 * i * (long long)x.columns) : uint4{0, 0, 0, 0};
+        store_shared(panel + OutTile::offset(lane / 8 + 4 * i, piece), old.x, old.y, old.z, old.w);
+      }
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        unsigned old[4];
+        ldmatrix(old, at ^ 32 * j);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          float lo, hi;
+          unpack<T>(old[i], lo, hi);
+          c[32 * p + 8 * j + 2 * i] += lo, c[32 * p + 8 * j + 2 * i + 1] += hi;
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float* y = c + 32 * p + 8 * j;
+      stmatrix(at ^ 32 * j, pack<T>(y[0], y[1]), pack<T>(y[2], y[3]), pack<T>(y[4], y[5]), pack<T>(y[6], y[7]));
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int4 y;
+      load_shared_words(panel + OutTile::offset(lane / 8 + 4 * i, piece), y.x, y.y, y.z, y.w);
+      if (in && first + lane / 8 + 4 * i < t.hi) {
+        *(int4*)(out + 4 * i * (long long)x.columns) = y;
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// store_weights writes or adds 16 rows of a warp of an expert's dw with TMA, by two panels of 32 columns in turn. A
+// panel has 16 rows of 128 bytes or, turned, 32 of 64, with pieces where TMA looks for them.
+__device__ __forceinline__ void store_weights(
+    const HopperGroup& x, unsigned panels, const float (&c)[HALF], const Tile& t, int first) {
+  const int lane = threadIdx.x % 32, row = lane / 4, pair = lane % 4;
+#pragma unroll
+  for (int p = 0; p < BN / 32; p++) {
+    const int col = t.col + 32 * p;
+    if (col >= x.columns || first >= x.rows) {
+      break;
+    }
+    const unsigned panel = panels + p % 2 * OutTile::BYTES;
+    if (lane == 0) {
+      p == 0 ? adds_wait<0>() : adds_wait<1>(); // the last tile may have ended with either panel
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float* y = c + 16 * p + 4 * j;
+      if (x.turned) {
+        const unsigned at = panel + (8 * j + 2 * pair) * 64 + row % 4 * 4;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          store_shared(at + i % 2 * 64 + ((row / 4 + i / 2 * 2 ^ pair) << 4), __float_as_uint(y[i]));
+        }
+      } else {
+        const unsigned at = panel + row * 128 + ((2 * j + pair / 2 ^ row) << 4) + pair % 2 * 8;
+        store_shared(at, __float_as_uint(y[0]), __float_as_uint(y[1]));
+        store_shared(at + 1024, __float_as_uint(y[2]), __float_as_uint(y[3]));
+      }
+    }
+    shared_for_engine();
+    __syncwarp();
+    if (lane == 0) {
+      if (x.accumulate) {
+        add_box(x.dw, panel, x.turned ? first : col, x.turned ? col : first, 0, t.expert);
+      } else {
+        store_box(x.dw, panel, x.turned ? first : col, x.turned ? col : first, 0, t.expert);
+      }
+      adds_commit();
+    }
+  }
+}
+
+// clear_weights sets them to 0.
+__device__ __forceinline__ void clear_weights(const HopperGroup& x, const Tile& t, int first) {
+  const int rows = min(16, x.rows - first), columns = min(BN, x.columns - t.col);
+  float* dw = (float*)x.out + (long long)t.expert * x.rows * x.columns;
+  for (int i = threadIdx.x % 32; i < rows * columns; i += 32) {
+    x.turned ? dw[(long long)(t.col + i / rows) * x.rows + first + i % rows] = 0
+             : dw[(long long)(first + i / columns) * x.columns + t.col + i % columns] = 0;
+  }
+}
+
+// consume computes and stores a warpgroup's rows of a tile.
+template <class T>
+__device__ __forceinline__ void consume(const HopperGroup& x, unsigned base, const Tile& t, Stage& stage) {
+  const int warp = threadIdx.x / 32 - 4, row = warp / 4 * 64, steps = steps_of(x, t);
+  if (t.row + row >= (PRODUCT == DW ? x.rows : t.hi)) {
+    for (int step = 0; step < steps; step++, stage.next()) {
+      barrier_wait(base + Shared::FULL + 8 * stage.at, stage.parity);
+      leave(base + Shared::EMPTY + 8 * stage.at);
+    }
+    return;
+  }
+  if (PRODUCT == DW && steps == 0) { // an expert without places
+    if (!x.accumulate) {
+      clear_weights(x, t, t.row + warp * 16);
+    }
+    return;
+  }
+  float c[HALF];
+  Stage before = stage;
+  barrier_wait(base + Shared::FULL + 8 * stage.at, stage.parity);
+  shared_for_engine(); // the copies of other threads have arrived
+  wg_begin();
+  products<T>(c, base, stage, row, false);
+  stage.next();
+  for (int step = 1; step < steps; step++, stage.next()) {
+    barrier_wait(base + Shared::FULL + 8 * stage.at, stage.parity);
+    shared_for_engine();
+    wg_begin();
+    products<T>(c, base, stage, row, true);
+    wg_wait<1>();
+    leave(base + Shared::EMPTY + 8 * before.at);
+    before = stage;
+  }
+  wg_wait<0>();
+  leave(base + Shared::EMPTY + 8 * before.at);
+  hold(c);
+  if (PRODUCT == DW) {
+    store_weights(x, base + Shared::OUT + warp * 2 * OutTile::BYTES, c, t, t.row + warp * 16);
+  } else {
+    store<T>(x, base + Shared::OUT + warp * OutTile::BYTES, c, t, t.row + warp * 16);
+  }
+}
+
+template <class T> __device__ __forceinline__ void group(const HopperGroup& x) {
+  extern __shared__ __align__(1024) char shared[];
+  const unsigned base = smem_address(shared);
+  int* starts = (int*)(shared + Shared::STARTS);
+  for (int i = threadIdx.x; i <= x.experts; i += THREADS) {
+    starts[i] = x.starts[i];
+  }
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(base + Shared::FULL + 8 * i, PRODUCT == DW || x.a_tokens ? 129 : 1); // that of the bytes, and copies
+      barrier_init(base + Shared::EMPTY + 8 * i, 4 * GROUPS);
+    }
+    for (int i = 0; i < TILES; i++) {
+      barrier_init(base + Shared::TOLD + 8 * i, 1);
+      barrier_init(base + Shared::READ + 8 * i, 4 * (GROUPS + 1));
+    }
+    barriers_ready();
+  }
+  __syncthreads();
+  Turn<TILES> turn;
+  if (threadIdx.x < 128) {
+    wg_registers_fewer<88>();
+    Finder finder{x, starts, base, 0, 0, {0, starts[0], starts[1]}};
+    if (threadIdx.x == 0) {
+      finder.tell(blockIdx.x);
+    }
+    for (Loader loader{x, base};;) {
+      const Tile t = take(base, turn);
+      if (t.expert < 0) {
+        return;
+      }
+      if (threadIdx.x == 0) {
+        finder.tell(gridDim.x + finder.next);
+      }
+      __syncwarp();
+      loader.load(t);
+    }
+  }
+  wg_registers_more<208>();
+  for (Stage stage;;) {
+    const Tile t = take(base, turn);
+    if (t.expert < 0) {
+      break;
+    }
+    consume<T>(x, base, t, stage);
+  }
+  if (PRODUCT == DW && threadIdx.x % 32 == 0) {
+    adds_finish();
+  }
+}
+
+#define ENTRY(name, T) \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) \
+      hopper_group_##name(const __grid_constant__ HopperGroup x) { \
+    group<T>(x); \
+  }
+ENTRY(bf16, bf16_t)
+ENTRY(fp16, fp16_t)

@@ -1,0 +1,74 @@
+package source
+
+import "fmt"
+
+// GroupProduct is a product of rows sorted by expert; see hopper_group.cu.
+type GroupProduct int
+
+// The products of hopper_group.cu.
+const (
+	GroupForward GroupProduct = iota
+	GroupDX
+	GroupDW
+)
+
+func (p GroupProduct) String() string { return [...]string{"forward", "dx", "dw"}[p] }
+
+// HopperGroupShape holds the tile sizes of a product: 128 rows by Width columns, with Stages steps of 64 in shared
+// memory.
+type HopperGroupShape struct{ Width, Stages int }
+
+// HopperGroupShapes lists the compiled shapes. Each has as many stages as shared memory holds.
+var HopperGroupShapes = []HopperGroupShape{{256, 4}, {192, 4}, {64, 8}}
+
+// MaxGroupExperts bounds the experts, whose first places are in shared memory.
+const MaxGroupExperts = 512
+
+// Boxes of TMA, and the tiles of a block.
+const (
+	GroupRows = 128
+	GroupStep = 64
+)
+
+// HopperGroupShapeFor returns the shape that takes the least time for an output's columns: a tile takes that of its
+// columns and about 32 more.
+func HopperGroupShapeFor(columns int) (best HopperGroupShape) {
+	least := 0
+	for _, s := range HopperGroupShapes {
+		if n := (columns + s.Width - 1) / s.Width * (s.Width + 32); best.Width == 0 || n < least {
+			best, least = s, n
+		}
+	}
+	return best
+}
+
+// Program returns the program of a product.
+func (s HopperGroupShape) Program(p GroupProduct) Program {
+	return Program{
+		Name: fmt.Sprintf("hopper_group_%v_%d", p, s.Width), File: "hopper_group.cu", Archs: hopperArchs,
+		Defines: defines(define{"PRODUCT", int(p)}, define{"BN", s.Width}, define{"STAGES", s.Stages}),
+	}
+}
+
+// Shared returns the shared memory of a block, in bytes: the stages, one or two panels of 16 rows for each of eight
+// warps, four tiles, barriers and first places.
+func (s HopperGroupShape) Shared(p GroupProduct, experts int) int {
+	stages := s.Stages * (panels(GroupRows, GroupStep) + panels(s.Width, GroupStep) + 2*8)
+	out := 8 * panels(16, 64)
+	if p == GroupDW {
+		out *= 2
+	}
+	return stages + out + 4*(32+2*8) + 4*(experts+1)
+}
+
+// hopperGroup holds the products of experts' rows.
+var hopperGroup = hopperGroupPrograms()
+
+func hopperGroupPrograms() (list []Program) {
+	for _, s := range HopperGroupShapes {
+		for p := GroupForward; p <= GroupDW; p++ {
+			list = append(list, s.Program(p))
+		}
+	}
+	return list
+}
