@@ -127,26 +127,26 @@ func (p *pass) drop(l *adapter, y, x View) {
 
 // groupLinear does the work of linear for the pairs of experts. Their adapters drop nothing, as in PEFT.
 func (p *pass) groupLinear(y View, x kernels.Operand, w *weight, pairs kernels.Pairs) {
-	p.experts.GroupLinear(y, x, w.w, pairs, false)
+	p.ops.GroupLinear(y, x, w.w, pairs, false)
 	if l := w.lora; l != nil {
 		defer p.a.Release(p.a.Mark())
-		p.experts.GroupLinear(y, p.groupReduced(l, x, pairs), l.b.w, pairs, true)
+		p.ops.GroupLinear(y, p.groupReduced(l, x, pairs), l.b.w, pairs, true)
 	}
 }
 
 // groupLinearDX sets dx to the gradient of x.
 func (p *pass) groupLinearDX(dx View, dy kernels.Operand, w *weight, pairs kernels.Pairs) {
-	p.experts.GroupLinearDX(dx, dy, w.w, pairs, false)
+	p.ops.GroupLinearDX(dx, dy, w.w, pairs, false)
 	if l := w.lora; l != nil {
 		defer p.a.Release(p.a.Mark())
-		p.experts.GroupLinearDX(dx, p.groupReducedBack(l, dy, pairs), l.a.w, pairs, true)
+		p.ops.GroupLinearDX(dx, p.groupReducedBack(l, dy, pairs), l.a.w, pairs, true)
 	}
 }
 
 // groupLinearDW does the work of linearDW for the pairs of experts.
 func (p *pass) groupLinearDW(w *weight, dy, x kernels.Operand, pairs kernels.Pairs) {
 	if !w.g.IsZero() {
-		p.experts.GroupLinearDW(w.g, dy, x, pairs, !w.fresh)
+		p.ops.GroupLinearDW(w.g, dy, x, pairs, !w.fresh)
 		w.fresh = false
 	}
 	l := w.lora
@@ -155,17 +155,17 @@ func (p *pass) groupLinearDW(w *weight, dy, x kernels.Operand, pairs kernels.Pai
 	}
 	defer p.a.Release(p.a.Mark())
 	if !l.b.g.IsZero() {
-		p.experts.GroupLinearDW(l.b.g, dy, p.groupReduced(l, x, pairs), pairs, true)
+		p.ops.GroupLinearDW(l.b.g, dy, p.groupReduced(l, x, pairs), pairs, true)
 	}
 	if !l.a.g.IsZero() {
-		p.experts.GroupLinearDW(l.a.g, p.groupReducedBack(l, dy, pairs), x, pairs, true)
+		p.ops.GroupLinearDW(l.a.g, p.groupReducedBack(l, dy, pairs), x, pairs, true)
 	}
 }
 
 // groupReduced returns scale * A x of each pair, [1, P, 1, r].
 func (p *pass) groupReduced(l *adapter, x kernels.Operand, pairs kernels.Pairs) kernels.Operand {
 	u := p.groupRank(l, pairs)
-	p.experts.GroupLinear(u, x, l.a.w, pairs, false)
+	p.ops.GroupLinear(u, x, l.a.w, pairs, false)
 	p.ops.Affine(u, u, l.size, 0)
 	return kernels.Operand{View: u}
 }
@@ -173,7 +173,7 @@ func (p *pass) groupReduced(l *adapter, x kernels.Operand, pairs kernels.Pairs) 
 // groupReducedBack returns the gradient of A x.
 func (p *pass) groupReducedBack(l *adapter, dy kernels.Operand, pairs kernels.Pairs) kernels.Operand {
 	du := p.groupRank(l, pairs)
-	p.experts.GroupLinearDX(du, dy, l.b.w, pairs, false)
+	p.ops.GroupLinearDX(du, dy, l.b.w, pairs, false)
 	p.ops.Affine(du, du, l.size, 0)
 	return kernels.Operand{View: du}
 }

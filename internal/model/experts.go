@@ -49,22 +49,22 @@ func (l *experts) forward(p *pass, t *activations, y, x, add View) {
 	e, choice, weight := l.MLP.Experts, l.chosen(t.choice), l.chosen(t.weight)
 	p.project(l.layer, hf.Router, t.logits, x, View{})
 	if !t.routed {
-		p.experts.Route(weight, choice, t.logits, l.at(hf.Correction).w, e.Router)
+		p.ops.Route(weight, choice, t.logits, l.at(hf.Correction).w, e.Router)
 		if r := p.b.Routes; !r.Load.IsZero() {
-			p.experts.Count(r.Load.Slice(tensor.Seq, l.index, l.index+1), r.Share, choice, t.logits, p.counted(x))
+			p.ops.Count(r.Load.Slice(tensor.Seq, l.index, l.index+1), r.Share, choice, t.logits, p.counted(x))
 		}
 	}
 	pairs, in, act := p.sort(e, choice), places(t.in, e), places(t.act, e)
 	p.groupLinear(in, kernels.Operand{View: x, ByToken: true}, l.at(hf.ExpertIn), pairs)
 	l.groupAdd(p, hf.ExpertIn, in, pairs)
-	p.experts.GroupGLU(act, in, p.act)
+	p.ops.GroupGLU(act, in, p.act)
 	if y.IsZero() {
 		return
 	}
 	down := p.a.Alloc(p.dtype, 1, act.Rows(), 1, x.Cols())
 	p.groupLinear(down, kernels.Operand{View: act}, l.at(hf.ExpertDown), pairs)
 	l.groupAdd(p, hf.ExpertDown, down, pairs)
-	p.experts.Combine(y, add, down, weight, pairs)
+	p.ops.Combine(y, add, down, weight, pairs)
 }
 
 func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate bool) {
@@ -77,16 +77,16 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 	p.groupLinearDX(da, dout, down, pairs)
 	dweight := p.a.Alloc(p.accum, shape(weight)...)
 	din, scaled := in, da
-	p.experts.GroupGLUBackward(din, scaled, dweight, da, in, weight, pairs, p.act)
+	p.ops.GroupGLUBackward(din, scaled, dweight, da, in, weight, pairs, p.act)
 	if bias := l.at(hf.ExpertDown.Bias()); !bias.w.IsZero() {
-		p.experts.GroupDot(dweight, dout, bias.w, pairs)
-		p.experts.GroupSum(bias.g, dout, weight, pairs)
-		p.experts.GroupSum(l.at(hf.ExpertIn.Bias()).g, kernels.Operand{View: din}, View{}, pairs)
+		p.ops.GroupDot(dweight, dout, bias.w, pairs)
+		p.ops.GroupSum(bias.g, dout, weight, pairs)
+		p.ops.GroupSum(l.at(hf.ExpertIn.Bias()).g, kernels.Operand{View: din}, View{}, pairs)
 	}
 	p.groupLinearDW(down, dout, kernels.Operand{View: scaled}, pairs)
 	p.groupLinearDW(up, kernels.Operand{View: din}, byToken, pairs)
 	dlogits := p.a.Alloc(p.dtype, shape(t.logits)...)
-	p.experts.RouteBackward(dlogits, dweight, choice, t.logits, p.dshare, p.counted(x), e.Router)
+	p.ops.RouteBackward(dlogits, dweight, choice, t.logits, p.dshare, p.counted(x), e.Router)
 	p.projectDW(l.layer, hf.Router, dlogits, x)
 
 	if l.shared != nil {
@@ -96,13 +96,13 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 	p.linearDX(dx, dlogits, router, accumulate)
 	dpairs := p.a.Alloc(p.dtype, 1, din.Rows(), 1, x.Cols())
 	p.groupLinearDX(dpairs, kernels.Operand{View: din}, up, pairs)
-	p.experts.Combine(dx, dx, dpairs, View{}, pairs)
+	p.ops.Combine(dx, dx, dpairs, View{}, pairs)
 }
 
 // groupAdd adds an expert's bias, if it has one.
 func (l *experts) groupAdd(p *pass, r hf.Role, y View, pairs kernels.Pairs) {
 	if bias := l.at(r.Bias()).w; !bias.IsZero() {
-		p.experts.GroupAdd(y, bias, pairs)
+		p.ops.GroupAdd(y, bias, pairs)
 	}
 }
 
@@ -113,7 +113,7 @@ func (p *pass) sort(e hf.Experts, choice View) kernels.Pairs {
 		Places: p.a.Alloc(tensor.I32, shape(choice)...),
 		Starts: p.a.Alloc(tensor.I32, 1, e.Count+1, 1, 1),
 	}
-	p.experts.Sort(pairs, choice)
+	p.ops.Sort(pairs, choice)
 	return pairs
 }
 

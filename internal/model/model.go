@@ -78,13 +78,12 @@ type Part struct{ Hi, Sum int }
 // In the comments B is batch, S this rank's tokens, E the hidden size, H and K the heads of queries and of keys and
 // values, D the head dim, F the intermediate size, V the vocabulary.
 type Model struct {
-	cfg     *hf.Config
-	ops     Ops
-	att     Attention
-	experts Experts
-	opt     Options
-	dtype   tensor.DType // of activations
-	accum   tensor.DType // of accumulated values: float32, or float64 for float64 activations
+	cfg   *hf.Config
+	ops   Ops
+	att   Attention
+	opt   Options
+	dtype tensor.DType // of activations
+	accum tensor.DType // of accumulated values: float32, or float64 for float64 activations
 
 	act     kernels.Activation
 	softcap float64   // of logits; 0: none
@@ -125,7 +124,6 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 			cfg.NumHiddenLayers))
 	}
 	m := &Model{cfg: cfg, ops: ops, att: att, opt: opt, dtype: params.Compute.DType(), accum: tensor.F32}
-	m.experts, _ = ops.(Experts)
 	if m.dtype == tensor.F64 {
 		m.accum = tensor.F64
 	}

@@ -24,6 +24,7 @@ type Ops interface {
 	Norms
 	Tokens
 	Elementwise
+	Experts
 	attention.Sinks
 }
 

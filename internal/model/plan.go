@@ -131,6 +131,5 @@ func (nopAttention) Backward(int, attention.Grads, View, View, View, View, atten
 
 var (
 	_ Ops       = nopOps{}
-	_ Experts   = nopOps{}
 	_ Attention = nopAttention{}
 )

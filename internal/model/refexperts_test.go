@@ -8,8 +8,6 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-var _ Experts = refOps{}
-
 // scores returns the scores of a row of logits.
 func scores(logits []float64, sigmoid bool) []float64 {
 	out, sum := make([]float64, len(logits)), 0.0

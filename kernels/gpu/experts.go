@@ -191,18 +191,13 @@ func (c *Ops) Sort(p kernels.Pairs, choice View) {
 	})
 }
 
-// A groupKind is the name of a product's kernel.
-type groupKind string
-
-const (
-	groupLinear   groupKind = "group_linear_"
-	groupLinearDX groupKind = "group_linear_dx_"
-	groupLinearDW groupKind = "group_linear_dw_"
-)
+// groupNames begin the names of plain kernels.
+var groupNames = [...]string{source.GroupForward: "group_linear_", source.GroupDX: "group_linear_dx_",
+	source.GroupDW: "group_linear_dw_"}
 
 // A groupCall is a product of stacked matrices: y = x w^T, dx = dy w, or dw = dy^T x.
 type groupCall struct {
-	kind       groupKind
+	kind       source.GroupProduct
 	to         View
 	a, b       kernels.Operand // x or dy; w or x
 	p          kernels.Pairs
@@ -212,27 +207,27 @@ type groupCall struct {
 
 // GroupLinear sets y [P, out] to each row of x [P or T, in] times the transpose of its expert's rows of w, or adds it.
 func (c *Ops) GroupLinear(y View, x kernels.Operand, w View, p kernels.Pairs, accumulate bool) {
-	c.groupProduct("group linear", groupCall{groupLinear, y, x, kernels.Operand{View: w}, p, y.Cols(), x.Cols(),
+	c.groupProduct("group linear", groupCall{source.GroupForward, y, x, kernels.Operand{View: w}, p, y.Cols(), x.Cols(),
 		accumulate})
 }
 
 // GroupLinearDX sets dx [P, in] to each row of dy [P or T, out] times its expert's rows of w, or adds it.
 func (c *Ops) GroupLinearDX(dx View, dy kernels.Operand, w View, p kernels.Pairs, accumulate bool) {
-	c.groupProduct("group linear dx", groupCall{groupLinearDX, dx, dy, kernels.Operand{View: w}, p, dy.Cols(),
+	c.groupProduct("group linear dx", groupCall{source.GroupDX, dx, dy, kernels.Operand{View: w}, p, dy.Cols(),
 		dx.Cols(), accumulate})
 }
 
 // GroupLinearDW sets each expert's rows of dw, float32, to its rows of dy transposed times those of x, or adds it.
 func (c *Ops) GroupLinearDW(dw View, dy, x kernels.Operand, p kernels.Pairs, accumulate bool) {
-	c.groupProduct("group linear dw", groupCall{groupLinearDW, dw, dy, x, p, dy.Cols(), x.Cols(), accumulate})
+	c.groupProduct("group linear dw", groupCall{source.GroupDW, dw, dy, x, p, dy.Cols(), x.Cols(), accumulate})
 }
 
-// groupProduct queues a product. Faster kernels of an architecture are chosen here.
+// groupProduct queues a product: on Hopper by its own kernels, if they support it.
 func (c *Ops) groupProduct(op string, g groupCall) {
 	pairs := pairsArgs(op, g.p)
 	holds(op, g.a, g.p)
 	matrices, experts := g.b.View, int(pairs.Experts)
-	if g.kind == groupLinearDW {
+	if g.kind == source.GroupDW {
 		holds(op, g.b, g.p)
 		matrices = g.to
 		denseActivations(op, g.a.View, g.b.View)
@@ -242,17 +237,17 @@ func (c *Ops) groupProduct(op string, g groupCall) {
 		shape.Must(g.to.Rows() == int(pairs.Count), op, g.to, g.p.Places)
 	}
 	shape.Must(matrices.Rows() == experts*g.out && matrices.Cols() == g.in, op, g.to, g.a.View, g.b.View, g.p.Starts)
-	if g.to.Size() == 0 {
+	if g.to.Size() == 0 || c.groupOnHopper(g.kind, g.to, g.a, g.b, g.p, g.accumulate) {
 		return
 	}
 	c.stream.Do(op, func() error {
 		t := g.a.DType()
-		name, side, block, bytes := string(g.kind)+typeNames[t], 128, cuda.Dim{X: 256}, 48<<10
+		name, side, block, bytes := groupNames[g.kind]+typeNames[t], 128, cuda.Dim{X: 256}, 48<<10
 		if t == tensor.F32 || g.out%8 != 0 || g.in%8 != 0 || !aligned16(g.to, g.a.View, g.b.View) {
-			name, side, block, bytes = string(g.kind)+"any_"+typeNames[t], 64, cuda.Dim{X: 16, Y: 16}, 2*16*65*4
+			name, side, block, bytes = groupNames[g.kind]+"any_"+typeNames[t], 64, cuda.Dim{X: 16, Y: 16}, 2*16*65*4
 		}
 		grid := cuda.Dim{X: ceilDiv(g.to.Cols(), side)}
-		if g.kind == groupLinearDW {
+		if g.kind == source.GroupDW {
 			grid.X, grid.Y = grid.X*ceilDiv(g.out, side), experts
 		} else {
 			grid.X *= int(pairs.Count)/side + experts

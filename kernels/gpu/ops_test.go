@@ -17,9 +17,8 @@ import (
 )
 
 var (
-	_ model.Ops     = (*Ops)(nil)
-	_ model.Experts = (*Ops)(nil)
-	_ optim.Device  = (*Ops)(nil)
+	_ model.Ops    = (*Ops)(nil)
+	_ optim.Device = (*Ops)(nil)
 )
 
 // cudaRig has the kernels of the first GPU, and the CPU kernels to compare with.

@@ -21,7 +21,7 @@ type Work struct {
 func (w Work) FLOPs() float64 { return 2 * float64(w.Rows) * float64(w.In) * float64(w.Out) }
 
 // Recorder is a device that computes nothing and reports each operation of a model or an optimizer. So the same code
-// counts the operations for measurements and for predictions. It implements model.Ops, model.Experts and optim.Device.
+// counts the operations for measurements and for predictions. It implements model.Ops and optim.Device.
 type Recorder func(Work)
 
 func sizeOf(vs ...View) (n int64) {

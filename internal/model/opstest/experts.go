@@ -11,13 +11,7 @@ import (
 )
 
 // ofExperts returns a test that does nothing on a device without experts.
-func ofExperts(f func(r *rig, ops model.Experts)) func(r *rig) {
-	return func(r *rig) {
-		if ops, ok := r.ops.(model.Experts); ok {
-			f(r, ops)
-		}
-	}
-}
+func ofExperts(f func(r *rig, ops model.Experts)) func(r *rig) { return func(r *rig) { f(r, r.ops) } }
 
 // A mix is a number of tokens with some experts each. one: all tokens choose the same experts.
 type mix struct {

@@ -34,7 +34,6 @@ type Routed struct {
 // they differ; or it only records them.
 type replay struct {
 	model.Ops
-	model.Experts
 	ctx       context.Context
 	dev       *Device
 	tolerance float64 // of logits, as a part of the largest
@@ -56,7 +55,7 @@ func newReplay(ctx context.Context, dev *Device, cfg *config.Config, p Probing) 
 		return nil, nil
 	}
 	on := *dev
-	r = &replay{Ops: dev.Ops, Experts: dev.Ops.(model.Experts), ctx: ctx, dev: &on, tolerance: Tolerance(cfg)}
+	r = &replay{Ops: dev.Ops, ctx: ctx, dev: &on, tolerance: Tolerance(cfg)}
 	dev.Ops = r
 	if p.Routes == "" {
 		return r, nil
@@ -107,7 +106,7 @@ func (r *replay) add(place, first int, positions []int, tokens int) {
 
 // Route routes, and then records or replaces the choices.
 func (r *replay) Route(weight, choice, logits, correction View, router kernels.Router) {
-	r.Experts.Route(weight, choice, logits, correction, router)
+	r.Ops.Route(weight, choice, logits, correction, router)
 	if len(r.rows) == 0 || r.err != nil {
 		return
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // A router chooses the first two experts for every token.
-type router struct{ model.Experts }
+type router struct{ model.Ops }
 
 func (router) Route(_, choice, _, _ View, _ kernels.Router) {
 	copy(tensor.Data[int32](choice), []int32{0, 1, 0, 1, 0, 1})
@@ -32,7 +32,7 @@ func TestRoutesOfTheOtherSide(t *testing.T) {
 	} {
 		stream := tensor.NewHostStream("compute")
 		dev := device.CPU(stream, "flash", tensor.F32)
-		p := &replay{Experts: router{}, ctx: t.Context(), dev: &dev, tolerance: 1e-5,
+		p := &replay{Ops: router{}, ctx: t.Context(), dev: &dev, tolerance: 1e-5,
 			other: map[route][]int32{{3, 10, 0}: {1, 0}, {3, 11, 0}: {0, 2}, {3, 12, 0}: {3, 0}}}
 		p.begin(4)
 		p.add(3, 1, []int{10, 11, 12}, 13)
