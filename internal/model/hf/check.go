@@ -28,6 +28,7 @@ func (c *Config) Check() []Fault {
 		c.checkRotation(&f)
 	}
 	c.checkExperts(&f)
+	c.checkBalance(&f)
 	c.checkRope(&f)
 	c.checkWindow(&f)
 	return f

@@ -61,6 +61,9 @@ type Config struct {
 	RoutedScalingFactor float64 `json:"routed_scaling_factor"`
 	NGroup              int     `json:"n_group"`
 	TopkGroup           int     `json:"topk_group"`
+	// OutputRouterLogits adds the loss of balance to the loss; RouterAuxLossCoef is its factor, 0: that of Unused.
+	OutputRouterLogits bool    `json:"output_router_logits"`
+	RouterAuxLossCoef  float64 `json:"router_aux_loss_coef"`
 	// FusedExperts: files have all experts of a layer in one tensor, where the family has two forms.
 	FusedExperts bool
 

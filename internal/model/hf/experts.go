@@ -25,8 +25,8 @@ var expertCounts = []string{"num_experts", "num_local_experts", "n_routed_expert
 // maxExperts bounds the experts of a layer, which plans and files list.
 const maxExperts = 1 << 10
 
-// unusedKeys have no use in training yet.
-var unusedKeys = []string{"router_aux_loss_coef", "output_router_logits"}
+// unusedKeys do not change training by themselves.
+var unusedKeys = []string{coefKey, logitsKey}
 
 // mixes reports whether a layer has experts.
 func (c *Config) mixes(layer int) bool {

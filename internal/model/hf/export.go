@@ -290,7 +290,7 @@ func (c *Config) keys(dir string, dtype safetensors.DType) (map[string]any, erro
 	}
 	for i := range ConfigKeys {
 		k := &ConfigKeys[i]
-		if k.Ropes != "" || !k.in(f) {
+		if k.Ropes != "" || k.ours || !k.in(f) {
 			continue
 		}
 		field := k.Field(&d)

@@ -31,6 +31,7 @@ type ConfigKey struct {
 	With  string // other keys of the same rules: their faults may cause one of this key
 
 	also  []string             // other names in config.json
+	ours  bool                 // of train.yaml alone: models are published with values that are not for training
 	off   bool                 // null in config.json is the zero of the field, not the default of the family
 	lacks string               // the fault of a family without the key, of the value and its name; "": all have it
 	has   func(f *Family) bool // reports whether a family has the key; nil: Family.Keys lists it
@@ -130,6 +131,11 @@ var ConfigKeys = []ConfigKey{
 		Doc: "groups of experts; only glm4_moe; null: 1"},
 	{Name: "topk_group", Default: "null", Min: 1, Max: maxExperts, lacks: ignored, With: "n_group",
 		Doc: "groups in which a token can choose experts; only glm4_moe; null: 1"},
+	{Name: logitsKey, Default: "false", ours: true, has: balances, lacks: unbalanced,
+		Doc: "add the loss of balance of the experts, as in transformers, over all tokens of a step; only families with " +
+			"experts, except glm4_moe; of config.json the key is ignored"},
+	{Name: coefKey, Default: "null", ours: true, has: balances, lacks: unbalanced, Within: "(0, inf)",
+		With: logitsKey, Doc: "its factor; null: that of config.json, else 0.001"},
 	{Name: qkNormKey, Default: "false", lacks: ignored,
 		Doc: "an RMSNorm on each query and key head; only glm4_moe; qwen3 and others have it in any case"},
 	{Name: localKey, Default: "null", off: true, Within: "(1, inf)", lacks: ignored,
@@ -167,8 +173,12 @@ const (
 	logitCapKey = "final_logit_softcapping"
 	widthKey    = "moe_intermediate_size"
 	qkNormKey   = "use_qk_norm"
+	logitsKey   = "output_router_logits"
+	coefKey     = "router_aux_loss_coef"
 	betaKey     = "llama_4_scaling_beta" // of rope_scaling
 )
+
+const unbalanced = "%v is not supported: transformers has no loss of balance in %s; remove the key"
 
 const ignored = "%v is not supported in %s: transformers ignores it there; set it to null"
 
@@ -270,6 +280,9 @@ func (k *ConfigKey) nameIn(o object) string {
 // read sets the field of a key. It keeps the default of the family if the key is absent, or null without a meaning.
 func (o object) read(k *ConfigKey, field any) {
 	name := k.nameIn(o)
+	if k.ours {
+		return
+	}
 	if _, ok := o.keys[name]; ok && k.off && !o.has(name) {
 		reflect.ValueOf(field).Elem().SetZero()
 	}

@@ -1,10 +1,13 @@
 package train_test
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/internal/model/metrics"
@@ -43,6 +46,84 @@ func TestFamiliesFollowTransformers(t *testing.T) {
 			}
 			got := curve(t, parityYAML(dir, e), v.ranks, v.set)
 			follows(t, fmt.Sprintf("%s, %d ranks, %s", name, v.ranks, v.set), got, e, "families")
+		}
+	}
+}
+
+// The loss of balance follows transformers. The counts of its choices are over all tokens of a step, however they are
+// divided. scripts/oracle/balance.py writes the fixtures.
+func TestBalanceFollowsTransformers(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"qwen3_moe", "mixtral"} {
+		dir := "../families/" + name
+		text, err := os.ReadFile(filepath.Join(parityDir, dir, "balance.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var e expect
+		var more struct {
+			Coef    float64   `json:"coef"`
+			AuxLoss []float64 `json:"aux_loss"`
+		}
+		if err := errors.Join(json.Unmarshal(text, &e), json.Unmarshal(text, &more)); err != nil {
+			t.Fatal(err)
+		}
+		e.Steps, e.GradClip = len(e.Loss), 1
+		set := append(balanced(more.Coef), "train.global_batch_size=2")
+		for i, v := range []struct {
+			ranks int
+			set   string
+		}{
+			{1, "train.micro_batch_size=2"}, {1, "train.micro_batch_size=1"}, {2, "train.micro_batch_size=1"},
+			{2, "parallel.data=2"}, {4, "train.micro_batch_size=2"},
+			{4, "memory={recompute: full, shard: parameters}"},
+		} {
+			if testing.Short() && name != "qwen3_moe" && i%2 > 0 {
+				continue
+			}
+			got := curve(t, parityYAML(dir, e), v.ranks, append(set, v.set)...)
+			what := fmt.Sprintf("%s, %d ranks, %s", name, v.ranks, v.set)
+			follows(t, what, got, e, "families")
+			for i, s := range got {
+				if !(math.Abs(float64(*s.AuxLoss)-more.AuxLoss[i]) <= 1e-5) {
+					t.Errorf("%s: step %d has loss of balance %v, want %v", what, i+1, *s.AuxLoss, more.AuxLoss[i])
+				}
+			}
+		}
+	}
+}
+
+// balanced returns the flags of a loss of balance.
+func balanced(coef float64) []string {
+	return []string{"model.output_router_logits=true", fmt.Sprintf("model.router_aux_loss_coef=%g", coef)}
+}
+
+// Rows that fill packed samples choose experts, but do not count.
+func TestBalanceOfPackedDocuments(t *testing.T) {
+	t.Parallel()
+	dir := "../families/qwen3_moe"
+	e := readExpect(t, dir).begin(shortSteps)
+	var text strings.Builder
+	for i, n := range []int{37, 51, 40, 3, 90, 11, 64, 29, 77, 5, 60, 33} {
+		ids := make([]string, n)
+		for k := range ids {
+			ids[k] = fmt.Sprint((i*31 + k*k*7 + k) % 90)
+		}
+		fmt.Fprintf(&text, "{\"input_ids\": [%s]}\n", strings.Join(ids, ", "))
+	}
+	set := append(balanced(0.5), "data.path="+writeFile(t, "documents.jsonl", text.String()), "data.pack_documents=true",
+		"data.overlong=drop", "data.seq_len=96", "train.global_batch_size=2")
+	one := curve(t, parityYAML(dir, e), 1, append(set, "train.micro_batch_size=2")...)
+	if one[0].Tokens >= 2*96 {
+		t.Errorf("%d tokens in the first step: no row fills a sample", one[0].Tokens)
+	}
+	for _, more := range []string{"train.micro_batch_size=2", "train.micro_batch_size=1", "parallel.layout=striped"} {
+		got := curve(t, parityYAML(dir, e), 4, append(set, more)...)
+		follows(t, more, got, expectOf(one), "families")
+		for i, s := range got {
+			if off := float64(*s.AuxLoss - *one[i].AuxLoss); !(math.Abs(off) <= 1e-5) {
+				t.Errorf("%s: step %d has loss of balance %v, want %v", more, i+1, *s.AuxLoss, *one[i].AuxLoss)
+			}
 		}
 	}
 }

@@ -26,7 +26,7 @@ func newRoutes(cfg *hf.Config) (r routes) {
 			r.experts = n
 		}
 	}
-	r.layers = cfg.NumHiddenLayers
+	r.layers, r.coef = cfg.NumHiddenLayers, cfg.BalanceCoef()
 	return r
 }
 
