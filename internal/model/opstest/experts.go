@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// ofExperts returns a test that does nothing on a device without experts.
+// ofExperts returns a test of the operations of experts.
 func ofExperts(f func(r *rig, ops model.Experts)) func(r *rig) { return func(r *rig) { f(r, r.ops) } }
 
 // A mix is a number of tokens with some experts each. one: all tokens choose the same experts.
