@@ -25,6 +25,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 LLAMA = "parity/tiny-llama3-gqa"
 ADAPTERS = {
     "all": (LLAMA, 256, dict(r=4, lora_alpha=6, target_modules=ALL)),
@@ -39,6 +40,11 @@ ADAPTERS = {
     "tied": ("families/qwen2", 128, dict(
         r=2, lora_alpha=4, target_modules=["q_proj", "down_proj", "model.layers.0.mlp.up_proj"], layers_to_transform=1,
         layers_pattern="layers", modules_to_save=["embed_tokens"], ensure_weight_tying=True)),
+    "experts": ("families/qwen3_moe", 128, dict(
+        r=2, lora_alpha=3, target_modules=["q_proj", "o_proj"], target_parameters=EXPERTS,
+        rank_pattern={"down_proj": 3}, alpha_pattern={r"experts\.gate_up_proj": 5})),
+    # also the router, and gate and up with twice the rank, under other names than the files of the base have
+    "mixtral": ("families/mixtral", 128, dict(r=2, lora_alpha=4, target_modules="all-linear")),
     "resized": ("families/qwen2", 128, dict(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"])),
 }
 RESIZED = ["resized", "grown"]  # the second trains all weights
@@ -112,8 +118,9 @@ def write(root, names):
         file = out / name / "adapter_config.json"
         config = json.loads(file.read_text())
         config["base_model_name_or_path"] = base
-        if isinstance(config["target_modules"], list):
-            config["target_modules"].sort()
+        for key in ["target_modules", "target_parameters"]:
+            if isinstance(config[key], list):
+                config[key].sort()
         file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         curves[name] = train(model, text if name in RESIZED else tokens(root / base / "tokens.bin"), base, seq)
     if not names or "grown" in names:

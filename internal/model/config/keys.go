@@ -184,7 +184,12 @@ var runKeys = []key{
 		doc: "share of an adapter's inputs that is 0 in a training pass"},
 	{path: "lora.targets", def: "auto", word: "auto",
 		doc: "names of modules or their last parts, such as `[q_proj, v_proj]`; or a text: a regular expression of whole " +
-			"names, such as `model.layers.[0-3].*[qv]_proj`; auto or `all-linear`: all linear layers of the blocks"},
+			"names, such as `model.layers.[0-3].*[qv]_proj`; auto or `all-linear`: all linear layers of the blocks. As in " +
+			"PEFT, in glm4_moe, mixtral and qwen3_moe the names of an MLP, `gate`, and auto are those of experts and router, " +
+			"gate and up with twice the rank, and MLPs beside experts have no adapters: the config of a run has the result"},
+	{path: "lora.target_parameters", def: "null", word: "null",
+		doc: "names, or their last parts, of matrices of experts and routers as PEFT names parameters, such as " +
+			"`[mlp.experts.gate_up_proj, mlp.experts.down_proj]`; needs dropout 0; targets can be `[]` beside it; null: none"},
 	{path: "lora.rslora", def: "false", doc: "alpha / sqrt(r) in place of alpha / r (arXiv:2312.03732)"},
 	{path: "lora.from", def: "null", word: "null",
 		doc: "adapter directory of PEFT to continue; all other keys except dropout are its own; null: new adapters"},

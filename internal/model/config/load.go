@@ -102,6 +102,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	}
 	l.decodeLoRA()
 	l.derive()
+	l.renameTargets()
 	l.resolvePaths()
 	l.findKinds()
 	l.resolveTokenizer()

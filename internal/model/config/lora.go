@@ -25,7 +25,7 @@ func (l *loader) decodeLoRA() {
 	l.cfg.Model.Tuning.LoRA = a
 	if n := l.values["lora.targets"]; n != nil && n.Value == "all-linear" {
 		n.Value = "auto"
-	} else if n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+	} else if n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 && !l.where.given("lora.target_parameters") {
 		l.add("lora.targets", "the list is empty; name modules, or write auto")
 	}
 	for _, path := range []string{"lora.layers_to_transform", "lora.layers_pattern"} { // PEFT takes one by itself
@@ -43,6 +43,16 @@ func (l *loader) decodeLoRA() {
 	}
 	if a.Alpha == 0 {
 		a.Alpha = 2 * float64(a.R)
+	}
+}
+
+// renameTargets changes the targets as PEFT does.
+func (l *loader) renameTargets() {
+	if l.within("model", loraSection) || len(l.cfg.Model.Check()) > 0 {
+		return
+	}
+	for _, fault := range l.cfg.Model.RenameTargets() {
+		l.add(fault.Key, "%s", fault.Msg)
 	}
 }
 
@@ -69,7 +79,7 @@ func (l *loader) decodeAdapter(a *hf.LoRA) {
 		l.add("lora.from", "%v", err)
 		return
 	}
-	for _, names := range [][]string{a.Targets.Names, a.Exclude.Names, a.ModulesToSave} {
+	for _, names := range [][]string{a.Targets.Names, a.Exclude.Names, a.ModulesToSave, a.TargetParameters} {
 		slices.Sort(names)
 	}
 	other := blankConfig()
@@ -121,6 +131,9 @@ func (k *key) modules(n *yaml.Node) (m hf.Modules, err error) {
 		return m, err
 	}
 	m.Names, err = listOf((*key).text)(k, n)
+	if m.Names == nil && err == nil {
+		m.Names = []string{}
+	}
 	return m, err
 }
 

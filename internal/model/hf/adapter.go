@@ -23,8 +23,11 @@ type LoRA struct {
 	Dropout float64 // of x
 	Targets Modules // zero: all linear layers of the blocks
 	Exclude Modules // of Targets
-	RSLoRA  bool    // arXiv:2312.03732
-	From    string  // adapter directory with the first values; "" for new ones
+	// TargetParameters name matrices of experts and routers by the last parts of their names in transformers 5, such as
+	// mlp.experts.down_proj. Exclude and Layers do not select among them.
+	TargetParameters []string
+	RSLoRA           bool   // arXiv:2312.03732
+	From             string // adapter directory with the first values; "" for new ones
 
 	RankPattern, AlphaPattern Patterns // in place of R and Alpha
 
@@ -38,12 +41,12 @@ type LoRA struct {
 }
 
 // Rank returns the rank of a module's adapter.
-func (l *LoRA) Rank(module string) int { return int(l.RankPattern.of(module, float64(l.R))) }
+func (l *LoRA) Rank(module string) int { return int(l.RankPattern.of(inPEFT(module), float64(l.R))) }
 
 // Scale returns the factor of B A of a matrix in files.
 func (l *LoRA) Scale(matrix string) float64 {
 	module := strings.TrimSuffix(matrix, ".weight")
-	alpha, r := l.AlphaPattern.of(module, l.Alpha), float64(l.Rank(module))
+	alpha, r := l.AlphaPattern.of(inPEFT(module), l.Alpha), float64(l.Rank(module))
 	if l.RSLoRA {
 		return alpha / math.Sqrt(r)
 	}
@@ -62,8 +65,12 @@ func (l *LoRA) targets(module string, layer int) bool {
 		func(p string) bool { return matches(layersOf(p), module) }))
 }
 
-// Matrix returns the matrix in files with the rows of t, its first row there, and the rows of the matrix.
+// Matrix returns the matrix in files with the rows of t, its first row there, and the rows of the matrix; of experts, a
+// name for all of them, and the rows of each.
 func (t Tensor) Matrix() (name string, row, rows int) {
+	if t.Experts > 0 && t.Kind == Product {
+		return t.Name + ".weight", 0, t.Shape[0] / t.Experts
+	}
 	if t.Experts == 0 && t.Blocks != nil {
 		return t.Blocks[0].Name, t.Blocks[0].Before / t.cols(), t.Blocks[0].Shape[0]
 	}
@@ -98,7 +105,7 @@ func InAdapter(t Tensor) Tensor {
 	if _, _, adapts := Adapted(t.Name); adapts {
 		return t
 	}
-	t.Name, t.FileRows = adapterPrefix+t.Name, 0
+	t.Name, t.FileRows = adapterPrefix+ofModules.Replace(t.Name), 0
 	t.Blocks = slices.Clone(t.Blocks)
 	for i := range t.Blocks {
 		t.Blocks[i].Name = adapterPrefix + t.Blocks[i].Name
@@ -106,30 +113,91 @@ func InAdapter(t Tensor) Tensor {
 	return t
 }
 
+// ofModules replaces names in the files of mixtral by those of transformers 5's modules, which PEFT uses.
+var ofModules = strings.NewReplacer(".block_sparse_moe.", ".mlp.")
+
+// inPEFT returns the name that PEFT compares with patterns: of a module, or of a matrix of experts or a router.
+func inPEFT(module string) string {
+	module = ofModules.Replace(module)
+	if strings.HasSuffix(module, ".mlp.gate") || strings.HasSuffix(module, ".mlp.router") {
+		return module + ".weight"
+	}
+	return module
+}
+
 // linears reports whether a tensor is a matrix of a layer, to which LoRA applies: not to experts and routers.
 func linears(t Tensor) bool {
 	return t.Layer >= 0 && t.Kind == Product && t.Experts == 0 && t.Role != Router
 }
 
-// Adapters lists the tensors of the adapters: A [r, in] and B [out, r] of each targeted matrix in files, with the role
-// of its first rows and its layer.
+// isParameter reports whether a tensor is a matrix that LoRA.TargetParameters may name.
+func isParameter(t Tensor) bool { return t.Kind == Product && (t.Experts > 0 || t.Role == Router) }
+
+// adapts reports whether a tensor gets an adapter.
+func (c *Config) adapts(t Tensor) bool {
+	l, module := c.Tuning.LoRA, moduleOf(t)
+	switch {
+	case c.saved(t):
+		return false
+	case isParameter(t):
+		return slices.ContainsFunc(l.TargetParameters, func(name string) bool { return namesModule(name, inPEFT(module)) })
+	}
+	return linears(t) && l.targets(module, t.Layer)
+}
+
+// Adapters lists the tensors of the adapters: A [r, in] and B [out, r] of each targeted matrix in files, or A [E*r, in]
+// and B [E*out, r] of experts, with the role of its first rows and its layer.
 func (c *Config) Adapters() (list []Tensor) {
 	l := c.Tuning.LoRA
 	if l == nil {
 		return nil
 	}
 	for _, t := range c.Tensors() {
-		_, row, rows := t.Matrix()
-		module := moduleOf(t)
-		if row > 0 || !linears(t) || c.saved(t) || !l.targets(module, t.Layer) {
-			continue
+		if _, row, _ := t.Matrix(); row == 0 && c.adapts(t) {
+			list = append(list, c.adapter(t)...)
 		}
-		name, r := adapterPrefix+module, l.Rank(module)
-		list = append(list, Tensor{Name: name + suffixA, Shape: []int{r, t.Shape[1]}, Role: t.Role, Layer: t.Layer},
-			Tensor{Name: name + suffixB, Shape: []int{rows, r}, Role: t.Role, Layer: t.Layer})
+	}
+	for i := 2; i < len(list); i++ { // PEFT wraps gate and up, and around them the other matrix of the same experts
+		if in := list[i-2]; in.Role == ExpertIn && list[i].Role == ExpertDown {
+			for k := range in.Blocks {
+				in.Blocks[k].Name = strings.Replace(in.Blocks[k].Name, ".lora_", innerLayer+".lora_", 1)
+			}
+		}
 	}
 	return list
 }
+
+// adapter returns A and B of a matrix.
+func (c *Config) adapter(t Tensor) []Tensor {
+	_, _, rows := t.Matrix()
+	module, cols := moduleOf(t), t.Shape[1]
+	r, experts := c.Tuning.LoRA.Rank(module), max(t.Experts, 1)
+	a := Tensor{Name: adapterPrefix + module + suffixA, Shape: []int{experts * r, cols}, Role: t.Role, Layer: t.Layer}
+	b := Tensor{Name: adapterPrefix + module + suffixB, Shape: []int{experts * rows, r}, Role: t.Role, Layer: t.Layer}
+	if !isParameter(t) {
+		return []Tensor{a, b}
+	}
+	in := adapterPrefix + ofModules.Replace(module)
+	if t.Experts > 0 {
+		in = in[:strings.LastIndexByte(in, '.')]
+	}
+	wide := experts * r
+	a.Blocks = []Block{{Name: in + suffixA, Shape: a.Shape, Rows: wide}}
+	place := Block{Name: in + suffixB, Shape: []int{rows, wide}, Rows: rows}
+	if b.Experts = t.Experts; t.Experts > 0 { // the expert changes fastest
+		place.Step, place.Across, place.Next = wide, experts, 1
+	}
+	b.Blocks = []Block{place}
+	if t.Role == ExpertIn && c.Family().Experts.InputFirst { // the rows of gate and up alternate
+		place.Rows, place.Step = rows/2, 2*wide
+		b.Blocks = []Block{place, place}
+		b.Blocks[1].Before = wide
+	}
+	return []Tensor{a, b}
+}
+
+// innerLayer names the module inside of PEFT's for a second matrix.
+const innerLayer = ".base_layer"
 
 // saved reports whether a tensor is of LoRA.ModulesToSave. A tied head is the embedding.
 func (c *Config) saved(t Tensor) bool {
@@ -140,7 +208,7 @@ func (c *Config) saved(t Tensor) bool {
 // ofModule reports whether the name of a tensor's module ends in name, at any letter, as in PEFT.
 func (c *Config) ofModule(name string, t Tensor) bool {
 	head := t.Role == Embedding && c.TieWordEmbeddings && strings.HasSuffix(c.headModule(), name)
-	return head || strings.HasSuffix(moduleOf(t), name)
+	return head || t.Experts == 0 && strings.HasSuffix(ofModules.Replace(moduleOf(t)), name)
 }
 
 // savesTied reports whether modules to save are a tied pair of embedding and head.

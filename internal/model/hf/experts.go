@@ -16,6 +16,8 @@ type Mixture struct {
 	// Each names gate, up and down of an expert, with its number. Files have these, or fused tensors under the names in
 	// Family.Tensors. nil: fused.
 	Each []string
+	// Linear: PEFT still takes names of Each and gate for experts and router, which were linear layers in transformers 4.
+	Linear bool
 	// InputFirst: the matrices in fused tensors are [in, out], and gate and up alternate.
 	InputFirst bool
 }

@@ -166,8 +166,8 @@ func (m Model) inFiles() (list []filed) {
 func (m Model) entry(f filed) safetensors.Entry {
 	dtype := m.dtype(f.Tensor)
 	return safetensors.Entry{Name: f.Name, DType: dtype, Shape: f.Shape, Data: func(w io.Writer) error {
-		var part []float32 // of one expert, with elements in another order
-		left := int64(0)
+		var part []float32 // of one expert, or of all, with elements in another order
+		left, from := int64(0), 0
 		for _, p := range f.parts {
 			if p.Step == 0 {
 				if err := m.copy(w, p, dtype); err != nil {
@@ -176,7 +176,9 @@ func (m Model) entry(f filed) safetensors.Entry {
 				continue
 			}
 			if left == 0 {
-				left = int64(f.Size() / p.of.Experts)
+				if left, from = int64(f.Size()/p.of.Experts), int(p.start)-p.Before; p.Next > 0 {
+					left = int64(f.Size())
+				}
 				part = slices.Grow(part[:0], int(left))[:left]
 			}
 			data := make([]float32, p.n)
@@ -185,7 +187,7 @@ func (m Model) entry(f filed) safetensors.Entry {
 			}
 			cols := p.of.cols()
 			for i, x := range data {
-				part[p.Before+i/cols*p.Step+i%cols*p.Across] = x
+				part[int(p.start)-from+i/cols*p.Step+i%cols*p.Across] = x
 			}
 			if left -= p.n; left > 0 {
 				continue

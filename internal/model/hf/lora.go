@@ -10,6 +10,8 @@ import (
 // maxRank bounds the ranks of adapters.
 const maxRank = 1 << 16
 
+const parametersKey = "lora.target_parameters"
+
 // A loraCheck finds names and expressions of LoRA that match nothing, or modules that get no adapter.
 type loraCheck struct {
 	c      *Config
@@ -17,6 +19,8 @@ type loraCheck struct {
 	faulty bool
 
 	all, linear, adapted []string // modules
+	named                []string // matrices that target_parameters can name
+	parameters           bool     // some of these have adapters
 }
 
 func (c *Config) checkLoRA(add func(key, format string, args ...any)) {
@@ -24,13 +28,27 @@ func (c *Config) checkLoRA(add func(key, format string, args ...any)) {
 	k := loraCheck{c: c, add: add}
 	for _, t := range c.Tensors() {
 		module := moduleOf(t)
-		if k.all = append(k.all, module); !linears(t) {
-			continue
+		if c.adapts(t) {
+			k.adapted = append(k.adapted, inPEFT(module))
+			k.parameters = k.parameters || isParameter(t)
 		}
-		k.linear = append(k.linear, module)
-		if !c.saved(t) && l.targets(module, t.Layer) {
-			k.adapted = append(k.adapted, module)
+		switch k.all = append(k.all, module); {
+		case linears(t):
+			k.linear = append(k.linear, module)
+		case isParameter(t):
+			k.named = append(k.named, inPEFT(module))
 		}
+	}
+	for _, name := range l.TargetParameters {
+		if len(k.named) == 0 {
+			k.fault(parametersKey, "%.255q: %s has no experts, to which the key applies; remove it", name, c.Architecture)
+			break
+		}
+		k.some(parametersKey, name, lastParts(regexp.QuoteMeta(name)), k.named, "matrix of experts or router")
+	}
+	if k.parameters && l.Dropout > 0 {
+		k.fault("lora.dropout", "%v, and PEFT has no dropout of adapters in experts and routers, here %s; write 0, or leave "+
+			"these out of targets and target_parameters", l.Dropout, wordList(l.TargetParameters...))
 	}
 	k.modules("lora.targets", l.Targets, k.linear, "linear layer of the blocks")
 	k.modules("lora.exclude_modules", l.Exclude, k.all, "module")

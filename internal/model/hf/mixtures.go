@@ -26,7 +26,7 @@ func init() {
 	Register(Family{
 		Name: "qwen3_moe", Class: "Qwen3MoeForCausalLM", About: "qwen3_moe is qwen3 with experts",
 		Tensors: llamaNames.biases(Query, Key, Value, Output).with(headNorms).with(fusedExperts), Layer: llamaLayer,
-		Experts:  &Mixture{Count: "num_local_experts", Each: eachExpert},
+		Experts:  &Mixture{Count: "num_local_experts", Each: eachExpert, Linear: true},
 		Defaults: Config{NumKeyValueHeads: 4, MaxPositionEmbedding: 32768, SlidingWindow: 4096},
 		Windows:  Windows{Use: new(false)},
 		Keys:     append(slices.Clip(ofWidth), "decoder_sparse_step", "mlp_only_layers"),
@@ -36,7 +36,7 @@ func init() {
 		Tensors: llamaNames.with(Names{Gate: "", Up: "", Down: "", Router: "block_sparse_moe.gate.weight",
 			ExpertIn: "block_sparse_moe.experts.gate_up_proj", ExpertDown: "block_sparse_moe.experts.down_proj"}),
 		Layer: llamaLayer,
-		Experts: &Mixture{Count: "num_local_experts", Router: kernels.Router{Normalize: true}, Each: []string{
+		Experts: &Mixture{Count: "num_local_experts", Linear: true, Router: kernels.Router{Normalize: true}, Each: []string{
 			"block_sparse_moe.experts.%d.w1.weight", "block_sparse_moe.experts.%d.w3.weight",
 			"block_sparse_moe.experts.%d.w2.weight"}},
 		Defaults: Config{NumKeyValueHeads: 8, MaxPositionEmbedding: 128 << 10, RopeTheta: 1e6, RMSNormEps: 1e-5},
@@ -50,7 +50,7 @@ func init() {
 			Correction: "mlp.gate.e_score_correction_bias", SharedGate: "mlp.shared_experts.gate_proj.weight",
 			SharedUp: "mlp.shared_experts.up_proj.weight", SharedDown: "mlp.shared_experts.down_proj.weight"}),
 		Layer: llamaLayer, Partial: true,
-		Experts: &Mixture{Count: "n_routed_experts", Router: kernels.Router{Sigmoid: true}, Each: eachExpert},
+		Experts: &Mixture{Count: "n_routed_experts", Router: kernels.Router{Sigmoid: true}, Each: eachExpert, Linear: true},
 		Defaults: Config{NumKeyValueHeads: 8, MaxPositionEmbedding: 128 << 10, RMSNormEps: 1e-5, PartialRotaryFactor: 0.5,
 			NSharedExperts: 1, FirstKDenseReplace: 1, NormTopkProb: true},
 		Windows: Windows{Foreign: true},

@@ -19,8 +19,8 @@ type Modules struct {
 	Regexp string   // in place of Names
 }
 
-// IsZero reports whether neither names nor an expression are given.
-func (m Modules) IsZero() bool { return len(m.Names) == 0 && m.Regexp == "" }
+// IsZero reports whether neither names nor an expression are given. An empty list of names is given.
+func (m Modules) IsZero() bool { return m.Names == nil && m.Regexp == "" }
 
 // match reports whether a module is selected.
 func (m Modules) match(module string) bool {

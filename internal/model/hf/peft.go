@@ -77,7 +77,14 @@ func (o object) targets(l *LoRA) {
 	o.get("exclude_modules", modules, &l.Exclude)
 	o.get("layers_pattern", "a list of names", (*oneOrMore[string])(&l.LayersPattern))
 	o.get("layers_to_transform", "a list of layers", (*oneOrMore[int])(&l.Layers))
-	if o.get("target_modules", modules, &l.Targets); l.Targets.IsZero() {
+	o.get("target_parameters", "a list of names", &l.TargetParameters)
+	slices.Sort(l.TargetParameters)
+	l.TargetParameters = slices.Compact(l.TargetParameters)
+	o.get("target_modules", modules, &l.Targets)
+	switch none := l.Targets.Regexp == "" && len(l.Targets.Names) == 0; {
+	case none && len(l.TargetParameters) > 0:
+		l.Targets.Names = []string{}
+	case none:
 		o.fault("target_modules", "it names no module")
 	}
 	if l.Targets.Regexp == "all-linear" {
@@ -99,7 +106,7 @@ func (l *oneOrMore[T]) UnmarshalJSON(raw []byte) error {
 // refuseAdapter adds a fault for each key with an unsupported value.
 func (o object) refuseAdapter() {
 	known := append([]string{"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "exclude_modules",
-		"layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "modules_to_save",
+		"target_parameters", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "modules_to_save",
 		"ensure_weight_tying"}, adapterNotes...)
 	plain := map[string][]string{"peft_type": {`"LORA"`}, "bias": {`"none"`},
 		"init_lora_weights": {"true", `"gaussian"`}} // others change the base
@@ -161,7 +168,33 @@ func (w *Weights) CheckAdapter(c *Config) error {
 			}
 		}
 	}
+	w.unnest(want)
 	return w.Check(want)
+}
+
+// unnest finds adapters of experts under each other's names: the shapes tell in which order PEFT has wrapped them.
+func (w *Weights) unnest(adapters []Tensor) {
+	shape := func(name string) (list []int) {
+		if f := w.where[name]; f != nil {
+			i, _ := f.Info(name)
+			list = i.Shape
+		}
+		return list
+	}
+	for i := 3; i < len(adapters); i++ {
+		if adapters[i-2].Role != ExpertIn || adapters[i].Role != ExpertDown || adapters[i].Experts == 0 {
+			continue
+		}
+		in, down := adapters[i-2].Blocks[0], adapters[i].Blocks[0]
+		if have := shape(in.Name); slices.Equal(have, in.Shape) || !slices.Equal(have, down.Shape) ||
+			!slices.Equal(shape(down.Name), in.Shape) {
+			continue
+		}
+		for k := i - 1; k <= i; k++ {
+			a, b := adapters[k-2].Blocks[0].Name, adapters[k].Blocks[0].Name
+			w.inner[a], w.inner[b] = b, a
+		}
+	}
 }
 
 // ExportAdapter writes an adapter directory that PEFT loads. The directory appears complete or not at all. It refuses a
@@ -177,11 +210,14 @@ func ExportAdapter(path string, m Model) error {
 	targets := l.Targets
 	if targets.IsZero() {
 		targets.Names = m.Config.modules()
+	} else if targets.Regexp != "" && m.Config.renames() { // PEFT would take its last parts alone
+		targets = Modules{Names: m.Config.adapted()}
 	}
 	config := map[string]any{
 		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": hubName(m.From), "inference_mode": true,
 		"r": l.R, "lora_alpha": number(l.Alpha), "lora_dropout": number(l.Dropout), "target_modules": targets,
-		"exclude_modules": l.Exclude, "layers_to_transform": l.Layers, "layers_pattern": l.LayersPattern,
+		"target_parameters": l.TargetParameters,
+		"exclude_modules":   l.Exclude, "layers_to_transform": l.Layers, "layers_pattern": l.LayersPattern,
 		"use_rslora": l.RSLoRA, "use_dora": false, "bias": "none", "fan_in_fan_out": false, "init_lora_weights": true,
 		"modules_to_save": saved, "ensure_weight_tying": tied, "rank_pattern": l.RankPattern,
 		"alpha_pattern": l.AlphaPattern,

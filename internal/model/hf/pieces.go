@@ -1,10 +1,13 @@
 package hf
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
 // A Block says where files have rows of a tensor.
@@ -15,6 +18,7 @@ type Block struct {
 	Before int    // elements before the block in that tensor, or in its part for the expert
 	// Step and Across are the elements from a row to the next, and from a column; 0: rows are one after the other.
 	Step, Across int
+	Next         int // elements from an expert to the next, of which those of others are between; 0: they are together
 }
 
 // A piece is a range of a tensor's elements that is in one block.
@@ -57,7 +61,7 @@ func (t Tensor) pieces(off, n int64) iter.Seq[piece] {
 					if t.Experts > 0 && strings.Contains(b.Name, "%d") {
 						p.in.Name = fmt.Sprintf(b.Name, e)
 					} else {
-						p.start += e * int64(p.in.Size()/experts)
+						p.start += e * int64(cmp.Or(b.Next, p.in.Size()/experts))
 					}
 					if !yield(p) {
 						return
@@ -86,6 +90,16 @@ func (w *Weights) read(p piece, dst []float32) error {
 		return f.ReadFloat32(stored, dst, p.start+p.off)
 	}
 	cols, step := int64(p.of.cols()), int64(p.Step)
+	if p.Next > 0 {
+		all, err := w.whole(p.in, f, stored)
+		if err != nil {
+			return err
+		}
+		for i := range p.n {
+			dst[i] = all[p.start+(p.off+i)/cols*step+(p.off+i)%cols*int64(p.Across)]
+		}
+		return nil
+	}
 	all := make([]float32, (p.n/cols+1)*step+1)
 	for c := range cols {
 		lo, hi := (p.off-c+cols-1)/cols, (p.off+p.n-c+cols-1)/cols // the rows of this column
@@ -101,4 +115,24 @@ func (w *Weights) read(p piece, dst []float32) error {
 		}
 	}
 	return nil
+}
+
+// A whole tensor is one of which every expert's elements are everywhere.
+type whole struct {
+	name string
+	data []float32
+}
+
+// whole reads all of a tensor, which pieces after each other share.
+func (w *Weights) whole(t Tensor, f *safetensors.File, stored string) ([]float32, error) {
+	w.mixing.Lock()
+	defer w.mixing.Unlock()
+	if w.mixed.name != stored {
+		data := make([]float32, t.Size())
+		if err := f.ReadFloat32(stored, data, 0); err != nil {
+			return nil, err
+		}
+		w.mixed = whole{stored, data}
+	}
+	return w.mixed.data, nil
 }

@@ -47,6 +47,9 @@ type Weights struct {
 	index map[string]string // files of tensors that are in no file, by the index
 	note  string
 
+	mixing sync.Mutex
+	mixed  whole // the last such tensor
+
 	embedding, head string // the pair that a model may tie; "": none
 
 	headers int64 // bytes of all headers

@@ -162,7 +162,7 @@ func (s *Initial) Saved(ctx context.Context, c *checkpoint.Checkpoint, merge boo
 	var ab [2][]float32
 	return func(t hf.Tensor, off int64, dst []float32) error {
 		err := read(t, off, dst)
-		name, row, _ := t.Matrix()
+		name, row, rows := t.Matrix()
 		pair, ok := adapters[name]
 		if err != nil || !ok || !merge {
 			return err
@@ -174,21 +174,21 @@ func (s *Initial) Saved(ctx context.Context, c *checkpoint.Checkpoint, merge boo
 			}
 		}
 		last = name
-		r := pair[0].Shape[0]
-		addProduct(dst, int(off), ab[0], ab[1][row*r:], r, m.Tuning.LoRA.Scale(name))
+		r := pair[1].Shape[1]
+		addProduct(dst, int(off), ab[0], ab[1][row*r:], r, rows, t.Shape[1], m.Tuning.LoRA.Scale(name))
 		return err
 	}
 }
 
-// addProduct adds scale * B A, from an element on, to dst. Each element is rounded once.
-func addProduct(dst []float32, off int, a, b []float32, r int, scale float64) {
-	in := len(a) / r
+// addProduct adds scale * B A, from an element on, to dst: of experts, to the rows of each its own. Each element is
+// rounded once.
+func addProduct(dst []float32, off int, a, b []float32, r, rows, in int, scale float64) {
 	var g errgroup.Group
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	for row := off / in; row*in < off+len(dst); row++ {
 		g.Go(func() error {
 			lo, hi := max(row*in, off), min((row+1)*in, off+len(dst))
-			sums := make([]float64, hi-lo)
+			sums, a := make([]float64, hi-lo), a[row/rows*r*in:]
 			for k := range r {
 				factor := scale * float64(b[row*r+k])
 				for i, x := range a[k*in+lo-row*in : k*in+hi-row*in] {

@@ -51,7 +51,7 @@ func loraCurves(t *testing.T) (runs []tuned, curve func(name string) expect) {
 		return "../" + of.Base
 	}
 	grown := []string{"model.resize_embeddings=100", "data.path=" + absolute(filepath.Join(loraDir, "resized.bin"))}
-	for _, name := range []string{"all", "subset", "phi3", "patterns", "tied", "resized"} {
+	for _, name := range []string{"all", "subset", "phi3", "patterns", "tied", "experts", "mixtral", "resized"} {
 		set := []string{"lora.from=" + absolute(filepath.Join(loraDir, name))}
 		if name == "resized" {
 			set = append(set, grown...)
@@ -87,9 +87,9 @@ func tunedCurve(t *testing.T, run tuned, e expect, ranks int, set ...string) []m
 }
 
 // Adapters of PEFT (of all linear layers, of a subset with rslora, of matrices that files join, with patterns and modules
-// to save, with a tied embedding to save, of a resized model), a resized model and one with frozen parameters follow
-// the curves of plain PyTorch training within 1e-5 of the loss, with the state of the model whole, in parts and on the
-// host.
+// to save, with a tied embedding to save, of experts and routers, of a resized model), a resized model and one with
+// frozen parameters follow the curves of plain PyTorch training within 1e-5 of the loss, with the state of the model
+// whole, in parts and on the host.
 func TestAdaptersFollowPEFT(t *testing.T) {
 	t.Parallel()
 	runs, expected := loraCurves(t)
@@ -267,8 +267,8 @@ func checkMerged(t *testing.T, cfg *config.Config, dir string) {
 		matrix, row, rows := m.Matrix()
 		module := "base_model.model." + strings.TrimSuffix(matrix, "weight")
 		if l := cfg.Model.Tuning.LoRA; l != nil && saved[module+"lora_A.weight"] {
-			in, r := m.Shape[1], l.Rank(strings.TrimSuffix(matrix, ".weight"))
-			a, b := make([]float32, r*in), make([]float32, rows*r)
+			in, r, experts := m.Shape[1], l.Rank(strings.TrimSuffix(matrix, ".weight")), max(m.Experts, 1)
+			a, b := make([]float32, experts*r*in), make([]float32, experts*rows*r)
 			for name, to := range map[string][]float32{"lora_A.weight": a, "lora_B.weight": b} {
 				if err := c.Read(t.Context(), module+name, checkpoint.FieldParam, 0, to); err != nil {
 					t.Fatal(err)
@@ -277,7 +277,7 @@ func checkMerged(t *testing.T, cfg *config.Config, dir string) {
 			for i := range want {
 				sum := 0.0
 				for k := range r {
-					sum += l.Scale(matrix) * float64(b[(row+i/in)*r+k]) * float64(a[k*in+i%in])
+					sum += l.Scale(matrix) * float64(b[(row+i/in)*r+k]) * float64(a[(i/in/rows*r+k)*in+i%in])
 				}
 				want[i] = float32(float64(want[i]) + sum)
 			}
