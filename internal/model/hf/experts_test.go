@@ -35,7 +35,7 @@ func fileValues(t *testing.T, dir string) map[string][]float32 {
 	return all
 }
 
-func whole(t *testing.T, w *Weights, x Tensor) []float32 {
+func wholeOf(t *testing.T, w *Weights, x Tensor) []float32 {
 	t.Helper()
 	all := make([]float32, x.Size())
 	if err := w.Read(x, all, 0); err != nil {
@@ -98,7 +98,7 @@ func TestExpertsAreStacked(t *testing.T) {
 			}
 			found++
 			want := stacked(family, in, x, c.Layer(x.Layer).MLP.Experts, c.HiddenSize)
-			if got := whole(t, w, x); !slices.Equal(got, want) {
+			if got := wholeOf(t, w, x); !slices.Equal(got, want) {
 				t.Errorf("%s: %s is not stacked", family, x.Name)
 			}
 			for range 50 {
@@ -156,7 +156,7 @@ func TestFusedExpertsStayFused(t *testing.T) {
 		t.Errorf("%q, %v", v.Note(), err)
 	}
 	for i, x := range again.Tensors() {
-		if !slices.Equal(whole(t, v, x), whole(t, w, c.Tensors()[i])) {
+		if !slices.Equal(wholeOf(t, v, x), wholeOf(t, w, c.Tensors()[i])) {
 			t.Errorf("%s differs", x.Name)
 		}
 	}
@@ -247,7 +247,7 @@ func TestMXFP4(t *testing.T) {
 	if err := w.Check([]Tensor{in, down}); err != nil || w.Note() != "" {
 		t.Fatalf("%q, %v", w.Note(), err)
 	}
-	gotIn, gotDown := whole(t, w, in), whole(t, w, down)
+	gotIn, gotDown := wholeOf(t, w, in), wholeOf(t, w, down)
 	for e := range experts {
 		for row := range rows {
 			for col := range hidden {
