@@ -57,15 +57,9 @@ func Bytes(cfg *hf.Config, tokens int) (weights, cache int64) {
 func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 	read func(p model.Param, dst []float32) error) (m *Model, err error) {
 	defer device.Caught(&err)
-	layout := model.NewLayout(cfg, 1)
-	flat, err := dev.Vector("weights", tensor.F32, int(layout.Size()))
+	params, err := readParams(ctx, cfg, dev, read)
 	if err != nil {
 		return nil, err
-	}
-	for _, p := range layout.Params {
-		if err := load(ctx, dev, p.View(flat), func(dst []float32) error { return read(p, dst) }); err != nil {
-			return nil, err
-		}
 	}
 	angles := cfg.Ropes() * cfg.RotaryDim() / 2 // of a token
 	m = &Model{cfg: cfg, dev: dev, rope: model.NewRope(cfg)}
@@ -90,9 +84,26 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 	if m.arena, err = dev.Arena("activations", 0); err != nil {
 		return nil, err
 	}
-	m.model = model.New(cfg, dev.Ops, m.cache, model.Params{Layout: layout, Weights: flat, Compute: flat},
-		model.Options{})
+	m.model = model.New(cfg, dev.Ops, m.cache, *params, model.Options{})
 	return m, nil
+}
+
+// readParams fills all parameters, also those that training never changes.
+func readParams(ctx context.Context, cfg *hf.Config, dev *device.Device,
+	read func(p model.Param, dst []float32) error) (all *model.Params, err error) {
+	for to, layout := &all, model.NewLayout(cfg, 1); layout != nil; to, layout = &(*to).Frozen, layout.Frozen {
+		flat, err := dev.Vector("weights", tensor.F32, int(layout.Size()))
+		if err != nil {
+			return nil, err
+		}
+		*to = &model.Params{Layout: layout, Weights: flat, Compute: flat}
+		for _, p := range layout.Params {
+			if err := load(ctx, dev, p.View(flat), func(dst []float32) error { return read(p, dst) }); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return all, nil
 }
 
 func load(ctx context.Context, dev *device.Device, dst View, read func([]float32) error) error {

@@ -71,7 +71,7 @@ func (r recorder) CrossEntropy(loss, logits, targets View, scale, softcap float6
 }
 
 // trained returns the logits at each token of a sequence, from the forward pass of training.
-func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits [][]float32) {
+func trained(t *testing.T, cfg *hf.Config, weights *model.Params, ids []int32) (logits [][]float32) {
 	t.Helper()
 	stream := tensor.NewHostStream("oracle")
 	defer stream.Close()
@@ -87,8 +87,7 @@ func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits []
 	}
 	model.NewRope(cfg).Fill(b.Cos, b.Sin, positions, slices.Repeat([]int{n}, n))
 	ops := recorder{cpu.New(stream), &logits}
-	m := model.New(cfg, ops, whole{cfg, attention.NewReference[float64](stream.Do)}, model.Params{
-		Layout: model.NewLayout(cfg, 1), Weights: weights, Compute: weights}, model.Options{})
+	m := model.New(cfg, ops, whole{cfg, attention.NewReference[float64](stream.Do)}, *weights, model.Options{})
 	if err := m.Forward(tensor.NewHostArena(0), b, tensor.New(tensor.F64, 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -101,11 +100,9 @@ func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits []
 // randomModel returns the shape of a small model with random options.
 func randomModel(r *rand.Rand) *hf.Config {
 	kv := 1 + r.IntN(3)
-	dense := slices.DeleteFunc(hf.Families(), func(f string) bool {
-		return (&hf.Config{Architecture: f}).Family().Experts != nil
-	})
+	families := hf.Families()
 	c := &hf.Config{
-		Architecture: dense[r.IntN(len(dense))], VocabSize: 11 + r.IntN(30), HiddenSize: 8 +
+		Architecture: families[r.IntN(len(families))], VocabSize: 11 + r.IntN(30), HiddenSize: 8 +
 			2*r.IntN(10), IntermediateSize: 8 + r.IntN(30),
 		NumHiddenLayers: 1 + r.IntN(3), NumKeyValueHeads: kv, NumAttentionHeads: kv * (1 + r.IntN(3)), HeadDim: 4 +
 			2*r.IntN(7),
@@ -148,7 +145,12 @@ func chooseOfFamily(c *hf.Config, r *rand.Rand) {
 	if f.Partial && r.IntN(2) == 0 {
 		c.HeadDim, c.PartialRotaryFactor = 12, 0.5
 	}
+	if f.Experts != nil {
+		c.NumExperts, c.NumExpertsPerTok, c.MoEIntermediateSize = 4+r.IntN(5), 1+r.IntN(3), 5+r.IntN(9)
+	}
 	switch f.Name {
+	case "glm4_moe":
+		c.FirstKDenseReplace, c.NSharedExperts, c.UseQKNorm = r.IntN(2), 1, r.IntN(2) == 0
 	case "granite":
 		c.AttentionMultiplier, c.EmbeddingMultiplier, c.ResidualMultiplier, c.LogitsScaling = 0.2, 3, 0.7, 2
 	case "ministral3":
@@ -161,25 +163,31 @@ func chooseOfFamily(c *hf.Config, r *rand.Rand) {
 }
 
 // randomWeights returns weights large enough that attention is far from uniform.
-func randomWeights(cfg *hf.Config, r *rand.Rand) View {
-	params := model.Layout(cfg)
-	flat := tensor.New(tensor.F32, int(model.NewLayout(cfg, 1).Size()))
-	for _, p := range params {
-		for i, xs := 0, tensor.Data[float32](p.View(flat)); i < len(xs); i++ {
-			if xs[i] = float32(r.NormFloat64() * 0.3); len(p.Shape) == 1 {
-				xs[i]++
+func randomWeights(cfg *hf.Config, r *rand.Rand) (all *model.Params) {
+	for to, l := &all, model.NewLayout(cfg, 1); l != nil; to, l = &(*to).Frozen, l.Frozen {
+		flat := tensor.New(tensor.F32, int(l.Size()))
+		*to = &model.Params{Layout: l, Weights: flat, Compute: flat}
+		for _, p := range l.Params {
+			for i, xs := 0, tensor.Data[float32](p.View(flat)); i < len(xs); i++ {
+				if xs[i] = float32(r.NormFloat64() * 0.3); len(p.Shape) == 1 {
+					xs[i]++
+				}
 			}
 		}
 	}
-	return flat
+	return all
 }
 
 // loaded returns a model with weights of a flat buffer, and room for n tokens.
-func loaded(t *testing.T, cfg *hf.Config, weights View, n int) *Model {
+func loaded(t *testing.T, cfg *hf.Config, weights *model.Params, n int) *Model {
 	t.Helper()
 	dev, end := host()
 	m, err := New(t.Context(), cfg, dev, n, func(p model.Param, dst []float32) error {
-		copy(dst, tensor.Data[float32](p.View(weights)))
+		for ps := weights; ps != nil; ps = ps.Frozen {
+			if slices.ContainsFunc(ps.Layout.Params, func(q model.Param) bool { return q.Name == p.Name }) {
+				copy(dst, tensor.Data[float32](p.View(ps.Weights)))
+			}
+		}
 		return nil
 	})
 	if err != nil {
@@ -270,9 +278,10 @@ func fixture(t *testing.T, name string, room int, change func(*hf.Config)) *Mode
 		t.Fatal(err)
 	}
 	defer file.Close()
-	weights := tensor.New(tensor.F32, int(model.NewLayout(cfg, 1).Size()))
-	for _, p := range model.Layout(cfg) {
-		if err := file.ReadFloat32(p.Name, tensor.Data[float32](p.View(weights)), 0); err != nil {
+	weights := &model.Params{Layout: model.NewLayout(cfg, 1)}
+	weights.Weights = tensor.New(tensor.F32, int(weights.Layout.Size()))
+	for _, p := range weights.Layout.Params {
+		if err := file.ReadFloat32(p.Name, tensor.Data[float32](p.View(weights.Weights)), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
