@@ -44,7 +44,10 @@ func (c *Config) checkLoRA(add func(key, format string, args ...any)) {
 			k.fault(parametersKey, "%.255q: %s has no experts, to which the key applies; remove it", name, c.Architecture)
 			break
 		}
-		k.some(parametersKey, name, lastParts(regexp.QuoteMeta(name)), k.named, "matrix of experts or router")
+		if !slices.ContainsFunc(k.named, func(of string) bool { return namesModule(name, of) }) {
+			k.fault(parametersKey, "%.255q names no matrix of experts or router; %s has %s", name, c.Architecture,
+				wordList(lastNames(k.named)...))
+		}
 	}
 	if k.parameters && l.Dropout > 0 {
 		k.fault("lora.dropout", "%v, and PEFT has no dropout of adapters in experts and routers, here %s; write 0, or leave "+
@@ -150,10 +153,10 @@ func (k *loraCheck) patterns(key string, list Patterns, want string, valid func(
 	}
 }
 
-// lastNames lists the last parts of names, each once.
+// lastNames lists the last parts of names, each once; of a name of weights, the last two.
 func lastNames(modules []string) (list []string) {
 	for _, m := range modules {
-		if name := m[strings.LastIndexByte(m, '.')+1:]; !slices.Contains(list, name) {
+		if name := m[strings.LastIndexByte(strings.TrimSuffix(m, ".weight"), '.')+1:]; !slices.Contains(list, name) {
 			list = append(list, name)
 		}
 	}
