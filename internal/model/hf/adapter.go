@@ -157,8 +157,8 @@ func (c *Config) Adapters() (list []Tensor) {
 			list = append(list, c.adapter(t)...)
 		}
 	}
-	for i := 2; i < len(list); i++ { // PEFT wraps gate and up, and around them the other matrix of the same experts
-		if in := list[i-2]; in.Role == ExpertIn && list[i].Role == ExpertDown {
+	for i := 2; i < len(list); i++ {
+		if in := list[i-2]; nested(in, list[i]) {
 			for k := range in.Blocks {
 				in.Blocks[k].Name = strings.Replace(in.Blocks[k].Name, ".lora_", innerLayer+".lora_", 1)
 			}
@@ -198,6 +198,11 @@ func (c *Config) adapter(t Tensor) []Tensor {
 
 // innerLayer names the module inside of PEFT's for a second matrix.
 const innerLayer = ".base_layer"
+
+// nested reports whether PEFT wraps one adapter by the other: gate and up by the second matrix of the same experts.
+func nested(in, by Tensor) bool {
+	return in.Role == ExpertIn && by.Role == ExpertDown && in.Layer == by.Layer
+}
 
 // saved reports whether a tensor is of LoRA.ModulesToSave. A tied head is the embedding.
 func (c *Config) saved(t Tensor) bool {

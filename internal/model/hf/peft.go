@@ -182,7 +182,7 @@ func (w *Weights) unnest(adapters []Tensor) {
 		return list
 	}
 	for i := 3; i < len(adapters); i++ {
-		if adapters[i-2].Role != ExpertIn || adapters[i].Role != ExpertDown || adapters[i].Experts == 0 {
+		if !nested(adapters[i-2], adapters[i]) || adapters[i].Experts == 0 { // the latter are B
 			continue
 		}
 		in, down := adapters[i-2].Blocks[0], adapters[i].Blocks[0]

@@ -91,7 +91,7 @@ func (w *Weights) read(p piece, dst []float32) error {
 	}
 	cols, step := int64(p.of.cols()), int64(p.Step)
 	if p.Next > 0 {
-		all, err := w.whole(p.in, f, stored)
+		all, err := w.scattered(p.in, f, stored)
 		if err != nil {
 			return err
 		}
@@ -117,14 +117,14 @@ func (w *Weights) read(p piece, dst []float32) error {
 	return nil
 }
 
-// A whole tensor is one of which every expert's elements are everywhere.
-type whole struct {
+// A scattered tensor has elements of every expert everywhere.
+type scattered struct {
 	name string
 	data []float32
 }
 
-// whole reads all of a tensor, which pieces after each other share.
-func (w *Weights) whole(t Tensor, f *safetensors.File, stored string) ([]float32, error) {
+// scattered reads all of a tensor, which pieces after each other share.
+func (w *Weights) scattered(t Tensor, f *safetensors.File, stored string) ([]float32, error) {
 	w.mixing.Lock()
 	defer w.mixing.Unlock()
 	if w.mixed.name != stored {
@@ -132,7 +132,7 @@ func (w *Weights) whole(t Tensor, f *safetensors.File, stored string) ([]float32
 		if err := f.ReadFloat32(stored, data, 0); err != nil {
 			return nil, err
 		}
-		w.mixed = whole{stored, data}
+		w.mixed = scattered{stored, data}
 	}
 	return w.mixed.data, nil
 }

@@ -203,6 +203,20 @@ func readsBack(t *testing.T, c *Config, dir string, m Model) {
 	}
 }
 
+// Matrices of different layers are not nested.
+func TestAdaptersOfLayersAreNotNested(t *testing.T) {
+	c := mixed(t, "mixtral", LoRA{R: 2, Alpha: 4, Targets: Modules{Names: []string{}},
+		TargetParameters: []string{"layers.0.mlp.experts.gate_up_proj", "layers.1.mlp.experts.down_proj"}})
+	var names []string
+	for _, a := range c.Adapters() {
+		names = append(names, strings.TrimPrefix(a.Blocks[0].Name, "base_model.model.model.layers."))
+	}
+	if want := []string{"0.mlp.experts.lora_A.weight", "0.mlp.experts.lora_B.weight", "1.mlp.experts.lora_A.weight",
+		"1.mlp.experts.lora_B.weight"}; !slices.Equal(names, want) {
+		t.Errorf("names %v, want %v", names, want)
+	}
+}
+
 // Parameters that do not exist, dropout of experts, and experts as modules to save are refused.
 func TestTargetsOfExpertsAreChecked(t *testing.T) {
 	experts := []string{"experts.down_proj"}

@@ -48,7 +48,7 @@ type Weights struct {
 	note  string
 
 	mixing sync.Mutex
-	mixed  whole // the last such tensor
+	mixed  scattered // the last one read
 
 	embedding, head string // the pair that a model may tie; "": none
 
