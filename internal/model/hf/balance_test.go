@@ -2,6 +2,7 @@ package hf
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"testing"
 )
@@ -46,5 +47,27 @@ func TestBalanceCoef(t *testing.T) {
 			len(faults) > 1 || !refused && cfg.BalanceCoef() != c.want {
 			t.Errorf("%+v: faults %v, factor %v", c, faults, cfg.BalanceCoef())
 		}
+	}
+}
+
+// An export repeats the keys of config.json, and has none of a run.
+func TestExportsKeepKeysOfBalance(t *testing.T) {
+	c, err := ReadConfig("../testdata/families/qwen3_moe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.OutputRouterLogits, c.RouterAuxLossCoef = true, 0.5
+	for _, want := range []string{"false 0.001", "<nil> <nil>"} {
+		keys, err := c.keys("", "F32")
+		text := func(key string) string {
+			if raw, ok := keys[key].(json.RawMessage); ok {
+				return string(raw)
+			}
+			return fmt.Sprint(keys[key])
+		}
+		if got := text(logitsKey) + " " + text(coefKey); err != nil || got != want {
+			t.Errorf("keys %s, %v, want %s", got, err, want)
+		}
+		c.Unused = nil
 	}
 }

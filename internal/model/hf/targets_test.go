@@ -246,3 +246,18 @@ func TestTargetsOfExpertsAreChecked(t *testing.T) {
 		t.Errorf("llama: %v", faults)
 	}
 }
+
+// PEFT would take only the last parts of what an expression matches, so an export names the modules.
+func TestExportsNameMatchedModules(t *testing.T) {
+	c := mixed(t, "qwen3_moe", LoRA{R: 2, Alpha: 4, Targets: Modules{Regexp: `model\.layers\.1\..*[qk]_proj`}})
+	dir := filepath.Join(t.TempDir(), "adapter")
+	err := ExportAdapter(dir, Model{Config: c, DType: "F32", Tensors: c.Adapters(), Read: fill})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := ReadAdapter(dir)
+	if want := []string{"model.layers.1.self_attn.k_proj", "model.layers.1.self_attn.q_proj"}; err != nil ||
+		!slices.Equal(l.Targets.Names, want) {
+		t.Errorf("targets %v, %v, want %v", l, err, want)
+	}
+}
