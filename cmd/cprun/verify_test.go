@@ -49,8 +49,8 @@ var defects = []defect{
 		"return r.forwardAdapted(out, q, k, v, s, p)",
 		"return r.forwardAdapted(out, q, k, v, s, attention.Softmax{Scale: p.Scale})",
 		"caps", "gradient of model.layers.0.self_attn.v_proj.weight"},
-	{"gradient scaled by ranks", "internal/run/train/trainer.go",
-		"cmp.Or(f.scale, 1)/float64(f.valid)", "float64(t.mesh.world.Size())*cmp.Or(f.scale, 1)/float64(f.valid)",
+	{"gradient scaled by ranks", "internal/run/train/passes.go",
+		"lossScale/float64(f.valid)", "float64(t.mesh.world.Size())*lossScale/float64(f.valid)",
 		"windows", "gradient of model.layers.0.self_attn.q_proj.weight"},
 	{"a dropped tile", "ring/ring.go", "Tiles: hop.Tiles,", "Tiles: hop.Tiles[len(hop.Tiles)/2:],",
 		"windows", "loss: "},
@@ -87,8 +87,8 @@ var defects = []defect{
 		"l.valid[s] += valid[doc] + 1", "documents", "targets of the records"},
 	{"decay of norms", "internal/model/state/state.go", "		bucket != s.Flat.Vectors(), u)", "		true, u)",
 		"windows", "parameter model.norm.weight after two steps on one rank"},
-	{"weights of micro batches", "internal/run/train/trainer.go", "t.model.ForwardBackward(t.arena, b.Batch, loss, scale)",
-		"t.model.ForwardBackward(t.arena, b.Batch, loss, scale*float64(m+1))", "windows", "gradient of lm_head.weight"},
+	{"weights of micro batches", "internal/run/train/passes.go", "lossScale/float64(f.valid)",
+		"lossScale/float64(f.valid)*float64(i+1)", "windows", "gradient of lm_head.weight"},
 	{"micro batches that are no sum", "internal/run/train/share.go", "at, r.add = state.StageOf(x.Flat, bucket), !x.first",
 		"at, r.add = state.StageOf(x.Flat, bucket), false", "windows", "with [memory.shard=gradients]: gradient of"},
 	{"one rotary table for all layers", "internal/model/hf/layer.go", "c.Ropes() > 1 &&", "c.Ropes() > 2 &&",
@@ -110,6 +110,10 @@ var defects = []defect{
 	{"JSON lines as text", "internal/text/data/lines.go",
 		"\".ndjson\", \".jsonlines\", \".json\"}\n	textExts = []string{",
 		"\".jsonlines\", \".json\"}\n	textExts = []string{\".ndjson\", ", "ndjson", "tokens: the records have"},
+	{"loads of own ranks alone", "internal/run/train/routes.go", "sum := func() error { return t.share.sum(r.total) }",
+		"sum := func() error { return nil }", "experts", "gradient of model.layers.0.mlp.gate.weight"},
+	{"routes of other tokens", "internal/model/experts.go", "p.ops.Sort(pairs, choice)",
+		"p.ops.Sort(pairs, choice)\n\tif p.b.IDs.Size() < 90 {\n\t\tp.ops.Zero(pairs.Tokens)\n\t}", "experts", "loss: "},
 	{"weights that stay on the host", "internal/model/state/state.go", "s.adamw.Step(d, p, s.Copied(bucket, lo, n), Part(",
 		"s.adamw.Step(d, p, View{}, Part(", "offload", "elements that differ from its optimizer's"},
 }
@@ -182,6 +186,9 @@ func verifyConfigs(t *testing.T) map[string]string {
 		"local": write("local.yaml", yaml(", architecture: gemma3_text, head_dim: 8, query_pre_attn_scalar: 8, "+
 			"rope_theta: 1.0e6, rope_local_base_freq: 1.0e4, sliding_window: 9, layer_types: [sliding_attention, "+
 			"full_attention]", "path: "+text)),
+		"experts": write("experts.yaml", yaml(", architecture: qwen3_moe, head_dim: 8, num_experts: 6, "+
+			"num_experts_per_tok: 2, moe_intermediate_size: 12, output_router_logits: true, router_aux_loss_coef: 0.5",
+			"path: "+text)),
 		"offload": write("offload.yaml", yaml("", "path: "+text)+"memory: {offload: optimizer}\n"),
 		"windows": write("windows.yaml", yaml(", sliding_window: 9, "+
 			"layer_types: [sliding_attention, sliding_attention]", "path: "+text)),
