@@ -14,6 +14,9 @@ func (t *Trainer) passes(ctx context.Context, f *inflight) (total load, err erro
 	loss, before, lossScale := state.Part(t.sums, sumLoss, sumLoss+1), t.sent.sent, cmp.Or(f.scale, 1)
 	list, counts := t.groups(), t.routes.of(t.sums)
 	err = t.balance(&counts, f.r.Tokens, lossScale, len(list), func(r model.Routes) error {
+		seen := t.train.seen
+		defer func() { t.train.seen = seen }()
+		t.train.seen = nil // it sees each batch once, below
 		for _, g := range list {
 			set := func(b *microBatch) { b.Routes = r }
 			if _, err := t.forward(ctx, t.train, g, View{}, set); err != nil {

@@ -53,7 +53,7 @@ func (g *Group) Hopper() (l HopperGroup, ok bool) {
 		// Copies of rows of tokens take more of shared memory's time than TMA, and a step has fewer columns of a.
 		a, b, rows, columns, turned = b, a, columns, rows, true
 	}
-	s := source.HopperGroupShapeFor(columns)
+	s := source.HopperGroupShapeFor(g.Product, columns)
 	l = HopperGroup{
 		Program: s.Program(g.Product).Name, Kernel: "hopper_group_" + flashTypes[a.View.DType()], Threads: 384,
 		Shared: s.Shared(g.Product, experts),

@@ -30,12 +30,15 @@ const (
 	GroupStep = 64
 )
 
-// HopperGroupShapeFor returns the shape that takes the least time for an output's columns: a tile takes that of its
-// columns and about 32 more.
-func HopperGroupShapeFor(columns int) (best HopperGroupShape) {
-	least := 0
+// HopperGroupShapeFor returns the shape that takes the least time for an output's columns. By measurement, a tile takes
+// that of its columns and of about 32 more, or 96 for DW.
+func HopperGroupShapeFor(p GroupProduct, columns int) (best HopperGroupShape) {
+	more, least := 32, 0
+	if p == GroupDW {
+		more = 96
+	}
 	for _, s := range HopperGroupShapes {
-		if n := (columns + s.Width - 1) / s.Width * (s.Width + 32); best.Width == 0 || n < least {
+		if n := (columns + s.Width - 1) / s.Width * (s.Width + more); best.Width == 0 || n < least {
 			best, least = s, n
 		}
 	}

@@ -27,11 +27,6 @@ template <class T> void unpack(unsigned x, float& lo, float& hi) {
 }
 template <class T> unsigned pack(float lo, float hi) { return round_to(T(), lo) | (unsigned)round_to(T(), hi) << 16; }
 
-template <class T> void unpack(unsigned x, float& lo, float& hi) {
-  lo = value_of(T{(unsigned short)x});
-  hi = value_of(T{(unsigned short)(x >> 16)});
-}
-
 inline uint4 load_streaming(const void* p) { return *(const uint4*)p; }
 inline uint2 load_streaming8(const void* p) { return *(const uint2*)p; }
 
