@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/device"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/tensor"
@@ -42,10 +41,7 @@ func TestReadingOnAGPU(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			gpu, err := New(t.Context(), cfg, &dev, n, func(p model.Param, dst []float32) error {
-				copy(dst, tensor.Data[float32](p.View(weights)))
-				return nil
-			})
+			gpu, err := New(t.Context(), cfg, &dev, n, reading(weights))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -178,18 +178,23 @@ func randomWeights(cfg *hf.Config, r *rand.Rand) (all *model.Params) {
 	return all
 }
 
-// loaded returns a model with weights of a flat buffer, and room for n tokens.
-func loaded(t *testing.T, cfg *hf.Config, weights *model.Params, n int) *Model {
-	t.Helper()
-	dev, end := host()
-	m, err := New(t.Context(), cfg, dev, n, func(p model.Param, dst []float32) error {
+// reading returns a function that reads a parameter.
+func reading(weights *model.Params) func(p model.Param, dst []float32) error {
+	return func(p model.Param, dst []float32) error {
 		for ps := weights; ps != nil; ps = ps.Frozen {
 			if slices.ContainsFunc(ps.Layout.Params, func(q model.Param) bool { return q.Name == p.Name }) {
 				copy(dst, tensor.Data[float32](p.View(ps.Weights)))
 			}
 		}
 		return nil
-	})
+	}
+}
+
+// loaded returns a model with weights of a flat buffer, and room for n tokens.
+func loaded(t *testing.T, cfg *hf.Config, weights *model.Params, n int) *Model {
+	t.Helper()
+	dev, end := host()
+	m, err := New(t.Context(), cfg, dev, n, reading(weights))
 	if err != nil {
 		t.Fatal(err)
 	}
