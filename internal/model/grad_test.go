@@ -25,7 +25,7 @@ func TestGradientsAreTheSlopeOfTheLoss(t *testing.T) {
 				w := tensor.Data[float64](p.View(c.params.Weights))
 				zero := true
 				for i := range w {
-					if testing.Short() && (i+i/7)%3 != 1 && len(w) > 3 {
+					if testing.Short() && (i+i/7)%5 != 1 && len(w) > 5 {
 						continue // other columns in each row, for any length of row
 					}
 					at := w[i]

@@ -147,7 +147,7 @@ func (refOps) Count(load, share, choice, logits, tokens View) {
 			put(v, x)
 		}
 	}
-	S := make([]float64, n)
+	S, all := make([]float64, n), get(logits)
 	if !share.IsZero() {
 		S = get(share)
 	}
@@ -158,7 +158,7 @@ func (refOps) Count(load, share, choice, logits, tokens View) {
 		for _, e := range ints(choice)[t*choice.Cols():][:choice.Cols()] {
 			L[e]++
 		}
-		for e, p := range scores(get(logits)[t*n:t*n+n], false) {
+		for e, p := range scores(all[t*n:t*n+n], false) {
 			S[e] += p
 		}
 	}
@@ -198,34 +198,51 @@ func stacked(p kernels.Pairs) int { return p.Starts.Size() - 1 }
 
 func row(v View, i int) View { return rows(v).Slice(tensor.Seq, i, i+1) }
 
-// expertOf returns an expert's rows of a stacked matrix.
-func expertOf(w View, e, n int) View { return w.Slice(tensor.Seq, e*w.Rows()/n, (e+1)*w.Rows()/n) }
-
 func (o refOps) GroupLinear(y View, x kernels.Operand, w View, p kernels.Pairs, accumulate bool) {
+	X, W, Y, in, out := get(x.View), get(w), make([]float64, y.Size()), x.Cols(), y.Cols()
+	if accumulate {
+		Y = get(y)
+	}
 	eachPlace(x, p, func(i, e, from int) {
-		add := View{}
-		if accumulate {
-			add = row(y, i)
+		for c := range out {
+			for k := range in {
+				Y[i*out+c] += X[from*in+k] * W[(e*out+c)*in+k]
+			}
 		}
-		o.Linear(row(y, i), row(x.View, from), expertOf(w, e, stacked(p)), add)
 	})
+	put(y, Y)
 }
 
 func (o refOps) GroupLinearDX(dx View, dy kernels.Operand, w View, p kernels.Pairs, accumulate bool) {
+	DY, W, DX, in, out := get(dy.View), get(w), make([]float64, dx.Size()), dx.Cols(), dy.Cols()
+	if accumulate {
+		DX = get(dx)
+	}
 	eachPlace(dy, p, func(i, e, from int) {
-		o.LinearDX(row(dx, i), row(dy.View, from), expertOf(w, e, stacked(p)), accumulate)
+		for c := range out {
+			for k := range in {
+				DX[i*in+k] += DY[from*out+c] * W[(e*out+c)*in+k]
+			}
+		}
 	})
+	put(dx, DX)
 }
 
 func (o refOps) GroupLinearDW(dw View, dy, x kernels.Operand, p kernels.Pairs, accumulate bool) {
-	if !accumulate {
-		o.Zero(dw)
+	DY, X, DW, in, out := get(dy.View), get(x.View), make([]float64, dw.Size()), x.Cols(), dy.Cols()
+	if accumulate {
+		DW = get(dw)
 	}
-	of := map[int]int{}
+	of := make([]int, p.Tokens.Size())
 	eachPlace(x, p, func(i, _, from int) { of[i] = from })
 	eachPlace(dy, p, func(i, e, from int) {
-		o.LinearDW(expertOf(dw, e, stacked(p)), row(dy.View, from), row(x.View, of[i]), true)
+		for c := range out {
+			for k := range in {
+				DW[(e*out+c)*in+k] += DY[from*out+c] * X[of[i]*in+k]
+			}
+		}
 	})
+	put(dw, DW)
 }
 
 func (refOps) GroupAdd(y, bias View, p kernels.Pairs) {
@@ -240,10 +257,13 @@ func (refOps) GroupAdd(y, bias View, p kernels.Pairs) {
 
 // weightOf returns the weight of each place.
 func weightOf(weight View, p kernels.Pairs) []float64 {
-	out := make([]float64, p.Tokens.Size())
+	out, w := make([]float64, p.Tokens.Size()), []float64(nil)
+	if !weight.IsZero() {
+		w = get(weight)
+	}
 	for pair, place := range ints(p.Places) {
-		if out[place] = 1; !weight.IsZero() {
-			out[place] = get(weight)[pair]
+		if out[place] = 1; w != nil {
+			out[place] = w[pair]
 		}
 	}
 	return out
@@ -273,40 +293,28 @@ func (refOps) GroupDot(dweight View, dy kernels.Operand, bias View, p kernels.Pa
 	put(dweight, D)
 }
 
-// halves returns copies of the halves of a row.
-func halves(x View, i int) (gate, up View) {
-	n := x.Cols() / 2
-	xs := get(row(x, i))
-	gate, up = tensor.New(tensor.F64, 1, 1, 1, n), tensor.New(tensor.F64, 1, 1, 1, n)
-	put(gate, xs[:n])
-	put(up, xs[n:])
-	return gate, up
-}
-
-func (o refOps) GroupGLU(y, x View, act kernels.Activation) {
-	for i := range y.Rows() {
-		gate, up := halves(x, i)
-		o.GLU(row(y, i), gate, up, act)
+func (refOps) GroupGLU(y, x View, act kernels.Activation) {
+	X, Y, n := get(x), make([]float64, y.Size()), y.Cols()
+	for i := range Y {
+		at := i/n*2*n + i%n
+		Y[i], _, _ = glu(X[at], X[at+n], act)
 	}
+	put(y, Y)
 }
 
-func (o refOps) GroupGLUBackward(dx, wy, dweight, da, x, weight View, p kernels.Pairs, act kernels.Activation) {
+func (refOps) GroupGLUBackward(dx, wy, dweight, da, x, weight View, p kernels.Pairs, act kernels.Activation) {
 	W, DA, D, n := weightOf(weight, p), get(da), make([]float64, dweight.Size()), da.Cols()
-	WY := make([]float64, len(DA))
+	X, WY := get(x), make([]float64, len(DA))
 	for pair, place := range ints(p.Places) {
-		i := int(place)
-		gate, up := halves(x, i)
-		y, d := tensor.New(tensor.F64, 1, 1, 1, n), tensor.New(tensor.F64, 1, 1, 1, n)
-		o.GLU(y, gate, up, act)
-		scaled := make([]float64, n)
-		for c, v := range get(y) {
-			D[pair] += DA[i*n+c] * v
-			WY[i*n+c], scaled[c] = W[i]*v, W[i]*DA[i*n+c]
+		for c := range n {
+			i, at := int(place)*n+c, int(place)*2*n+c
+			y, dg, du := glu(X[at], X[at+n], act)
+			D[pair] += DA[i] * y
+			WY[i] = W[place] * y
+			X[at], X[at+n] = W[place]*DA[i]*dg, W[place]*DA[i]*du
 		}
-		put(d, scaled)
-		o.GLUBackward(gate, up, d, gate, up, act)
-		put(row(dx, i), append(get(gate), get(up)...))
 	}
+	put(dx, X)
 	put(wy, WY)
 	put(dweight, D)
 }

@@ -338,10 +338,15 @@ func refGroupLinear(d deal, x, w []float64, in, out int, byToken bool) (y []floa
 	return y
 }
 
-func refGroupLinearDX(d deal, dy, w []float64, in, out int, byToken bool) (dx []float64) {
+func refGroupLinearDX(d deal, dy, w []float64, in, out int, byToken bool) []float64 {
+	dx := zeros(d.pairs() * in)
 	for i := range d.pairs() {
-		row, _ := refLinearBackward(d.row(dy, out, i, byToken), zeros(in), w[d.expert(i)*in*out:][:in*out], 1, in, out)
-		dx = append(dx, row...)
+		ws, to := w[d.expert(i)*in*out:], dx[i*in:][:in]
+		for o, g := range d.row(dy, out, i, byToken) {
+			for c := range to {
+				to[c] += g * ws[o*in+c]
+			}
+		}
 	}
 	return dx
 }
