@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/kernels"
-	"github.com/cprun/cprun/tensor"
 )
 
 // scores returns the scores of a row of logits.
@@ -193,10 +192,6 @@ func eachPlace(x kernels.Operand, p kernels.Pairs, f func(place, expert, row int
 		}
 	}
 }
-
-func stacked(p kernels.Pairs) int { return p.Starts.Size() - 1 }
-
-func row(v View, i int) View { return rows(v).Slice(tensor.Seq, i, i+1) }
 
 func (o refOps) GroupLinear(y View, x kernels.Operand, w View, p kernels.Pairs, accumulate bool) {
 	X, W, Y, in, out := get(x.View), get(w), make([]float64, y.Size()), x.Cols(), y.Cols()
