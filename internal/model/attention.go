@@ -150,7 +150,7 @@ func (l *attend) outputBackward(p *pass, do, d View, t *activations) {
 
 func (l *attend) backward(p *pass, d, do View, s *activations) error {
 	mark := p.a.Mark()
-	if sinks := l.at(hf.Sinks); !sinks.g.IsZero() {
+	if sinks := l.at(hf.Sinks); !sinks.g.IsZero() && !sinks.frozen {
 		d := p.a.Alloc(p.accum, 1, 1, l.Mixer.Heads, 1)
 		if err := p.ops.SinkGrad(d, do, s.out.O, s.out.LSE, byHead(sinks.w)); err != nil {
 			return err

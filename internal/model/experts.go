@@ -80,8 +80,8 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 	p.ops.GroupGLUBackward(din, scaled, dweight, da, in, weight, pairs, p.act)
 	if bias := l.at(hf.ExpertDown.Bias()); !bias.w.IsZero() {
 		p.ops.GroupDot(dweight, dout, bias.w, pairs)
-		p.ops.GroupSum(bias.g, dout, weight, pairs)
-		p.ops.GroupSum(l.at(hf.ExpertIn.Bias()).g, kernels.Operand{View: din}, View{}, pairs)
+		p.groupSum(bias, dout, weight, pairs)
+		p.groupSum(l.at(hf.ExpertIn.Bias()), kernels.Operand{View: din}, View{}, pairs)
 	}
 	p.groupLinearDW(down, dout, kernels.Operand{View: scaled}, pairs)
 	p.groupLinearDW(up, kernels.Operand{View: din}, byToken, pairs)
@@ -103,6 +103,13 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 func (l *experts) groupAdd(p *pass, r hf.Role, y View, pairs kernels.Pairs) {
 	if bias := l.at(r.Bias()).w; !bias.IsZero() {
 		p.ops.GroupAdd(y, bias, pairs)
+	}
+}
+
+// groupSum adds to the gradient of a bias, unless it is frozen.
+func (p *pass) groupSum(bias *weight, dy kernels.Operand, weight View, pairs kernels.Pairs) {
+	if !bias.frozen {
+		p.ops.GroupSum(bias.g, dy, weight, pairs)
 	}
 }
 

@@ -44,8 +44,7 @@ func wholeOf(t *testing.T, w *Weights, x Tensor) []float32 {
 	return all
 }
 
-// stacked returns what a tensor of experts shall be: of each expert the rows of gate and then those of up, or those of
-// down.
+// stacked returns the wanted elements of a tensor of experts: of each the rows of gate, then of up; or of down.
 func stacked(family string, in map[string][]float32, x Tensor, e Experts, hidden int) (out []float32) {
 	at := fmt.Sprintf("model.layers.%d.", x.Layer)
 	ins := x.Role == ExpertIn || x.Role == ExpertIn.Bias()
@@ -82,7 +81,7 @@ func stacked(family string, in map[string][]float32, x Tensor, e Experts, hidden
 	return out
 }
 
-// Experts are stacked in memory whatever the files hold, and any part of them can be read.
+// Experts are stacked in memory for each form of files, and any part can be read.
 func TestExpertsAreStacked(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, family := range []string{"qwen3_moe", "mixtral", "glm4_moe", "gpt_oss"} {

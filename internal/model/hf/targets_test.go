@@ -21,7 +21,7 @@ func mixed(t *testing.T, family string, l LoRA) *Config {
 	return c
 }
 
-// Names of linear layers in transformers 4 become those of parameters. The wanted ones are those of PEFT 0.21.2
+// Names of linear layers in transformers 4 become names of parameters. PEFT 0.21.2 gave the wanted ones
 // with transformers 5.24.
 func TestRenamedTargets(t *testing.T) {
 	attention := "[k_proj o_proj q_proj v_proj]"
@@ -177,7 +177,7 @@ func checkExpertFile(t *testing.T, c *Config, path string) (entries []safetensor
 	return entries
 }
 
-// readsBack compares the tensors of a directory with those of a model, in pieces.
+// readsBack compares the tensors of a directory with a model, in pieces.
 func readsBack(t *testing.T, c *Config, dir string, m Model) {
 	t.Helper()
 	w, err := OpenAdapter(dir)
@@ -247,7 +247,7 @@ func TestTargetsOfExpertsAreChecked(t *testing.T) {
 	}
 }
 
-// PEFT would take only the last parts of what an expression matches, so an export names the modules.
+// PEFT would take only the last parts of matched names, so an export names the modules.
 func TestExportsNameMatchedModules(t *testing.T) {
 	c := mixed(t, "qwen3_moe", LoRA{R: 2, Alpha: 4, Targets: Modules{Regexp: `model\.layers\.1\..*[qk]_proj`}})
 	dir := filepath.Join(t.TempDir(), "adapter")

@@ -33,7 +33,7 @@ func newCPU(t *testing.T) opstest.Device {
 // levels lists the instruction sets of the kernels. The machine may lack some.
 var levels = []string{"generic", "avx2", "avx512"}
 
-func TestCPU(t *testing.T) {
+func TestOpsOnCPU(t *testing.T) {
 	defer cpu.Use("")
 	for _, level := range levels {
 		if err := cpu.Use(level); err != nil {

@@ -6,13 +6,9 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/near"
-	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
-
-// ofExperts returns a test of the operations of experts.
-func ofExperts(f func(r *rig, ops model.Experts)) func(r *rig) { return func(r *rig) { f(r, r.ops) } }
 
 // A mix is a number of tokens with some experts each. one: all tokens choose the same experts.
 type mix struct {
@@ -114,7 +110,7 @@ func routers(m mix) []kernels.Router {
 }
 
 // testRoute compares choices and weights with their definitions, and their gradients with the derivatives.
-func testRoute(r *rig, ops model.Experts) {
+func testRoute(r *rig) {
 	each(r, mixes(), func(r *rig, m mix) {
 		for i, router := range routers(m) {
 			logits, ls := r.random(r.par, 1, m.tokens, 1, m.experts)
@@ -131,16 +127,16 @@ func testRoute(r *rig, ops model.Experts) {
 			}
 			weight := r.garbage(r.par, 1, m.tokens, m.chosen, 1)
 			choice := r.ints(make([]int32, len(want)), 1, m.tokens, m.chosen, 1)
-			ops.Route(weight, choice, logits, correction, router)
+			r.ops.Route(weight, choice, logits, correction, router)
 			r.sameInts("choice", choice, wantChoice)
 			r.close("weight", weight, want)
-			r.routeBackward(ops, m, router, choice, logits, ls)
+			r.routeBackward(m, router, choice, logits, ls)
 		}
 	})
 }
 
 // routeBackward checks the gradients of logits, given those of weights and of shares.
-func (r *rig) routeBackward(ops model.Experts, m mix, router kernels.Router, choice, logits View, ls []float64) {
+func (r *rig) routeBackward(m mix, router kernels.Router, choice, logits View, ls []float64) {
 	r.t.Helper()
 	dweight, dws := r.random(r.par, 1, m.tokens, m.chosen, 1)
 	dshare, dss := r.random(r.par, 1, 1, 1, m.experts)
@@ -167,7 +163,7 @@ func (r *rig) routeBackward(ops model.Experts, m mix, router kernels.Router, cho
 		{"dlogits with shares of some tokens", dshare, tokens, wantSome},
 	} {
 		dlogits := r.garbage(r.act, 1, m.tokens, 1, m.experts)
-		ops.RouteBackward(dlogits, dweight, choice, logits, c.dshare, c.tokens, router)
+		r.ops.RouteBackward(dlogits, dweight, choice, logits, c.dshare, c.tokens, router)
 		r.close(c.what, dlogits, c.want)
 	}
 }
@@ -184,7 +180,7 @@ func (r *rig) someTokens(n int) (View, []int32) {
 }
 
 // testRouteExtreme routes equal logits, infinities and NaN.
-func testRouteExtreme(r *rig, ops model.Experts) {
+func testRouteExtreme(r *rig) {
 	nan, inf := math.NaN(), math.Inf(1)
 	const chosen, experts = 3, 5
 	logits, _ := r.put(r.par, []float64{
@@ -195,13 +191,13 @@ func testRouteExtreme(r *rig, ops model.Experts) {
 		0, 0, 0, 0, 0,
 	}, 1, 5, 1, experts)
 	weight, choice := r.garbage(r.par, 1, 5, chosen, 1), r.ints(make([]int32, 15), 1, 5, chosen, 1)
-	ops.Route(weight, choice, logits, View{}, kernels.Router{Sigmoid: true})
+	r.ops.Route(weight, choice, logits, View{}, kernels.Router{Sigmoid: true})
 	half, s1, s2, s3 := 0.5, 1/(1+math.Exp(-1)), 1/(1+math.Exp(-2)), 1/(1+math.Exp(-3))
 	r.sameInts("choice by sigmoids", choice, []int32{1, 2, 4, 0, 1, 2, 1, 4, 0, 2, 3, 4, 0, 1, 2})
 	want := []float64{s3, s3, s3, half, half, half, 1, 1, 0, nan, s2, s1, half, half, half}
 	r.same("weight by sigmoids", weight, want)
 
-	ops.Route(weight, choice, logits, View{}, kernels.Router{Normalize: true})
+	r.ops.Route(weight, choice, logits, View{}, kernels.Router{Normalize: true})
 	third := 1.0 / 3
 	want = []float64{third, third, third, third, third, third, half, half, 0, nan, nan, nan, third, third, third}
 	r.same("weight by softmax", weight, want)
@@ -215,7 +211,7 @@ func testRouteExtreme(r *rig, ops model.Experts) {
 	dweight, _ := r.random(r.par, 1, 5, chosen, 1)
 	for _, router := range []kernels.Router{{}, {Normalize: true}, {Sigmoid: true}, {Sigmoid: true, Normalize: true}} {
 		dlogits := r.garbage(r.act, 1, 5, 1, experts)
-		ops.RouteBackward(dlogits, dweight, choice, logits, View{}, View{}, router)
+		r.ops.RouteBackward(dlogits, dweight, choice, logits, View{}, View{}, router)
 		for i, x := range r.read(dlogits) {
 			if row := i / experts; row != 3 && math.IsNaN(x) || row == 3 && !router.Sigmoid && !math.IsNaN(x) {
 				r.t.Errorf("%+v: dlogit %d of row %d is %v", router, i%experts, row, x)
@@ -226,26 +222,26 @@ func testRouteExtreme(r *rig, ops model.Experts) {
 	tiny, values := r.put(r.par, []float64{-60, -50, -70, -48, -80}, 1, 1, 1, experts)
 	router := kernels.Router{Sigmoid: true, Normalize: true}
 	weight, choice = r.garbage(r.par, 1, 1, chosen, 1), r.ints(make([]int32, chosen), 1, 1, chosen, 1)
-	ops.Route(weight, choice, tiny, View{}, router)
+	r.ops.Route(weight, choice, tiny, View{}, router)
 	r.sameInts("choice of tiny scores", choice, []int32{3, 1, 0})
 	r.close("weight of tiny scores", weight, refWeights(values, []int32{3, 1, 0}, router))
 	one, ones := r.put(r.par, []float64{1, 2, 3}, 1, 1, chosen, 1)
 	dlogits := r.garbage(r.act, 1, 1, 1, experts)
-	ops.RouteBackward(dlogits, one, choice, tiny, View{}, View{}, router)
+	r.ops.RouteBackward(dlogits, one, choice, tiny, View{}, View{}, router)
 	r.close("dlogits of tiny scores", dlogits, refRouteBackward(ones, values, []int32{3, 1, 0}, router))
 	// Groups with a NaN come first.
 	logits, _ = r.put(r.par, []float64{5, 4, 0, nan, 3, 3}, 1, 1, 1, 6)
 	weight, choice = r.garbage(r.par, 1, 1, 2, 1), r.ints(make([]int32, 2), 1, 1, 2, 1)
-	ops.Route(weight, choice, logits, View{}, kernels.Router{Sigmoid: true, Groups: 3, Kept: 1})
+	r.ops.Route(weight, choice, logits, View{}, kernels.Router{Sigmoid: true, Groups: 3, Kept: 1})
 	r.sameInts("choice of a group with NaN", choice, []int32{3, 2})
 	// Among equal scores the first is chosen, also if its group has a smaller sum.
 	logits, _ = r.put(r.par, []float64{1, 0, 1, 0.5, 0, 0}, 1, 1, 1, 6)
-	ops.Route(weight, choice, logits, View{}, kernels.Router{Sigmoid: true, Groups: 3, Kept: 2})
+	r.ops.Route(weight, choice, logits, View{}, kernels.Router{Sigmoid: true, Groups: 3, Kept: 2})
 	r.sameInts("choice of equal scores in two groups", choice, []int32{0, 2})
 }
 
 // testCount covers loads and shares of all tokens and of some.
-func testCount(r *rig, ops model.Experts) {
+func testCount(r *rig) {
 	each(r, mixes(), func(r *rig, m mix) {
 		d := r.deal(m)
 		logits, ls := r.random(r.par, 1, m.tokens, 1, m.experts)
@@ -267,19 +263,19 @@ func testCount(r *rig, ops model.Experts) {
 				}
 				shares = plus(shares, refScores(ls[t*m.experts:][:m.experts], false))
 			}
-			ops.Count(load, share, choice, logits, at)
+			r.ops.Count(load, share, choice, logits, at)
 			r.equal("load", load, loads)
 			r.close("share", share, shares)
 		}
 		for _, e := range d.choice {
 			loads[e]++
 		}
-		ops.Count(load, View{}, choice, logits, View{})
+		r.ops.Count(load, View{}, choice, logits, View{})
 		r.equal("load alone", load, loads)
 	})
 }
 
-func testSort(r *rig, ops model.Experts) {
+func testSort(r *rig) {
 	each(r, mixes(), func(r *rig, m mix) {
 		d := r.deal(m)
 		bad := func(v View) View {
@@ -291,7 +287,7 @@ func testSort(r *rig, ops model.Experts) {
 			return r.ints(xs, s[:]...)
 		}
 		p := kernels.Pairs{Tokens: bad(d.views.Tokens), Places: bad(d.views.Places), Starts: bad(d.views.Starts)}
-		ops.Sort(p, r.ints(d.choice, 1, m.tokens, m.chosen, 1))
+		r.ops.Sort(p, r.ints(d.choice, 1, m.tokens, m.chosen, 1))
 		r.sameInts("starts", p.Starts, r.readInts(d.views.Starts))
 		r.sameInts("tokens", p.Tokens, r.readInts(d.views.Tokens))
 		r.sameInts("places", p.Places, r.readInts(d.views.Places))
@@ -313,7 +309,7 @@ func allSized(sizes ...[2]int) (list []sized) {
 }
 
 // testGroupLinear covers the three products of stacked matrices, for rows of places and of tokens, set and added.
-func testGroupLinear(r *rig, ops model.Experts) {
+func testGroupLinear(r *rig) {
 	list := append(allSized([2]int{65, 1}, [2]int{1, 24}, [2]int{24, 65}), sized{mix{3, 4, 2, false}, 600, 5},
 		sized{mix{3, 4, 2, false}, 5, 600}, sized{mix{9, 4, 2, false}, 6, 1024}, sized{mix{9, 4, 2, true}, 1024, 6},
 		sized{mix{700, 4, 2, true}, 24, 17}, sized{mix{3, 4, 2, false}, 5, 0}, sized{mix{3, 4, 2, false}, 0, 5})
@@ -324,29 +320,29 @@ func testGroupLinear(r *rig, ops model.Experts) {
 			x, xs := r.operand(d, s.in, byToken)
 			y := r.garbage(r.act, 1, d.pairs(), 1, s.out)
 			want := refGroupLinear(d, xs, ws, s.in, s.out, byToken)
-			ops.GroupLinear(y, x, w, d.views, false)
+			r.ops.GroupLinear(y, x, w, d.views, false)
 			r.close("y", y, want)
 			y, before := r.random(r.act, 1, d.pairs(), 1, s.out)
-			ops.GroupLinear(y, x, w, d.views, true)
+			r.ops.GroupLinear(y, x, w, d.views, true)
 			r.close("y added", y, plus(before, want))
 
 			dy, dys := r.operand(d, s.out, byToken)
 			dx := r.garbage(r.act, 1, d.pairs(), 1, s.in)
 			want = refGroupLinearDX(d, dys, ws, s.in, s.out, byToken)
-			ops.GroupLinearDX(dx, dy, w, d.views, false)
+			r.ops.GroupLinearDX(dx, dy, w, d.views, false)
 			r.close("dx", dx, want)
 			dx, before = r.random(r.act, 1, d.pairs(), 1, s.in)
-			ops.GroupLinearDX(dx, dy, w, d.views, true)
+			r.ops.GroupLinearDX(dx, dy, w, d.views, true)
 			r.close("dx added", dx, plus(before, want))
 
 			for _, other := range []bool{false, true} {
 				x, xs := r.operand(d, s.in, other)
 				want := refGroupLinearDW(d, dys, xs, s.in, s.out, byToken, other)
 				dw := r.garbage(r.par, 1, s.experts*s.out, 1, s.in)
-				ops.GroupLinearDW(dw, dy, x, d.views, false)
+				r.ops.GroupLinearDW(dw, dy, x, d.views, false)
 				r.close("dw", dw, want)
 				dw, before := r.random(r.par, 1, s.experts*s.out, 1, s.in)
-				ops.GroupLinearDW(dw, dy, x, d.views, true)
+				r.ops.GroupLinearDW(dw, dy, x, d.views, true)
 				r.close("dw added", dw, plus(before, want))
 			}
 		}
@@ -354,7 +350,7 @@ func testGroupLinear(r *rig, ops model.Experts) {
 }
 
 // testGroupBias covers the biases of experts and their gradients.
-func testGroupBias(r *rig, ops model.Experts) {
+func testGroupBias(r *rig) {
 	each(r, allSized([2]int{24}, [2]int{65}, [2]int{1}, [2]int{515}), func(r *rig, m sized) {
 		d, n := r.deal(m.mix), m.in
 		bias, bs := r.random(r.par, 1, 1, 1, m.experts*n)
@@ -362,7 +358,7 @@ func testGroupBias(r *rig, ops model.Experts) {
 		for i := range d.pairs() {
 			copy(ys[i*n:], plus(ys[i*n:][:n], bs[d.expert(i)*n:][:n]))
 		}
-		ops.GroupAdd(y, bias, d.views)
+		r.ops.GroupAdd(y, bias, d.views)
 		r.close("y", y, ys)
 		for _, byToken := range []bool{false, true} {
 			dy, dys := r.operand(d, n, byToken)
@@ -378,11 +374,11 @@ func testGroupBias(r *rig, ops model.Experts) {
 					dws[d.pair[i]] += x * bs[at]
 				}
 			}
-			ops.GroupSum(sum, dy, View{}, d.views)
+			r.ops.GroupSum(sum, dy, View{}, d.views)
 			r.close("sum", sum, want)
-			ops.GroupSum(weighted, dy, weight, d.views)
+			r.ops.GroupSum(weighted, dy, weight, d.views)
 			r.close("weighted sum", weighted, wantWeighted)
-			ops.GroupDot(dweight, dy, bias, d.views)
+			r.ops.GroupDot(dweight, dy, bias, d.views)
 			r.close("dweight", dweight, dws)
 		}
 	})
@@ -391,7 +387,7 @@ func testGroupBias(r *rig, ops model.Experts) {
 var activations = []kernels.Activation{kernels.SiLU, kernels.GELU, kernels.ClampedSiLU}
 
 // testGroupGLU covers the gated activation of experts and its gradients, in place and not. Values exceed the clamps.
-func testGroupGLU(r *rig, ops model.Experts) {
+func testGroupGLU(r *rig) {
 	for _, act := range activations {
 		each(r, allSized([2]int{24}, [2]int{65}, [2]int{1}, [2]int{33}), func(r *rig, m sized) {
 			d, n := r.deal(m.mix), m.in
@@ -405,7 +401,7 @@ func testGroupGLU(r *rig, ops model.Experts) {
 			da, das := r.random(r.act, 1, d.pairs(), 1, n)
 			weight, ws := r.random(r.par, 1, m.tokens, m.chosen, 1)
 			y := r.garbage(r.act, 1, d.pairs(), 1, n)
-			ops.GroupGLU(y, x, act)
+			r.ops.GroupGLU(y, x, act)
 			wantY, wantDX, wantWY, wantDW := refGroupGLU(d, xs, das, ws, n, act)
 			r.close("y", y, wantY)
 
@@ -415,7 +411,7 @@ func testGroupGLU(r *rig, ops model.Experts) {
 				if inPlace {
 					dx, wy = x, da
 				}
-				ops.GroupGLUBackward(dx, wy, dweight, da, x, weight, d.views, act)
+				r.ops.GroupGLUBackward(dx, wy, dweight, da, x, weight, d.views, act)
 				r.close("dx", dx, wantDX)
 				r.close("wy", wy, wantWY)
 				if share := max(64*epsilon(r.par), epsilon(r.act)); m.tokens > 0 { // y may be rounded
@@ -430,7 +426,7 @@ func testGroupGLU(r *rig, ops model.Experts) {
 
 // testClamped covers the clamped gate in the operations for all tokens, with NaN, infinities and the limits themselves,
 // where there is a gradient.
-func testClamped(r *rig, _ model.Experts) {
+func testClamped(r *rig) {
 	const act = kernels.ClampedSiLU
 	r.glu(act)
 	nan, inf := math.NaN(), math.Inf(1)
@@ -449,7 +445,7 @@ func testClamped(r *rig, _ model.Experts) {
 }
 
 // testCombine covers sums over choices with weights and without, and with an addend, also in place.
-func testCombine(r *rig, ops model.Experts) {
+func testCombine(r *rig) {
 	each(r, allSized([2]int{24}, [2]int{65}, [2]int{1}, [2]int{515}), func(r *rig, m sized) {
 		d, n := r.deal(m.mix), m.in
 		y, ys := r.random(r.act, 1, d.pairs(), 1, n)
@@ -463,19 +459,19 @@ func testCombine(r *rig, ops model.Experts) {
 			}
 		}
 		out := r.garbage(r.act, 1, m.tokens, 1, n)
-		ops.Combine(out, View{}, y, View{}, d.views)
+		r.ops.Combine(out, View{}, y, View{}, d.views)
 		r.close("sum", out, plain)
-		ops.Combine(out, View{}, y, weight, d.views)
+		r.ops.Combine(out, View{}, y, weight, d.views)
 		r.close("weighted sum", out, weighted)
-		ops.Combine(out, add, y, weight, d.views)
+		r.ops.Combine(out, add, y, weight, d.views)
 		r.close("weighted sum with an addend", out, plus(adds, weighted))
-		ops.Combine(add, add, y, View{}, d.views)
+		r.ops.Combine(add, add, y, View{}, d.views)
 		r.close("sum in place of the addend", add, plus(adds, plain))
 	})
 }
 
 // testWide covers products of 16-bit activations into float32: the logits of a router.
-func testWide(r *rig, _ model.Experts) {
+func testWide(r *rig) {
 	each(r, [][3]int{{0, 5, 4}, {1, 7, 5}, {65, 33, 128}, {300, 515, 8}}, func(r *rig, s [3]int) {
 		x, xs := r.random(r.act, 1, s[0], 1, s[1])
 		w, ws := r.random(r.act, 1, s[2], 1, s[1])
@@ -491,7 +487,7 @@ func testWide(r *rig, _ model.Experts) {
 
 // testGroupNaN puts NaN into the row of one token. Only the results of this token, and sums over it, become NaN. All
 // others keep their bits.
-func testGroupNaN(r *rig, ops model.Experts) {
+func testGroupNaN(r *rig) {
 	const in, out, bad = 24, 17, 4
 	d := r.deal(mix{30, 8, 2, false})
 	w, _ := r.random(r.act, 1, d.experts*out, 1, in)
@@ -513,19 +509,19 @@ func testGroupNaN(r *rig, ops model.Experts) {
 		y, dw := r.garbage(r.act, 1, d.pairs(), 1, out), r.garbage(r.par, 1, d.experts*out, 1, in)
 		sum := r.garbage(r.par, 1, 1, 1, d.experts*in)
 		r.ops.Zero(sum)
-		ops.GroupLinear(y, by, w, d.views, false)
-		ops.GroupLinearDW(dw, kernels.Operand{View: dy, ByToken: true}, by, d.views, false)
-		ops.GroupSum(sum, by, weight, d.views)
+		r.ops.GroupLinear(y, by, w, d.views, false)
+		r.ops.GroupLinearDW(dw, kernels.Operand{View: dy, ByToken: true}, by, d.views, false)
+		r.ops.GroupSum(sum, by, weight, d.views)
 		glu, combined := r.garbage(r.act, 1, d.pairs(), 1, out), r.garbage(r.act, 1, d.tokens, 1, out)
 		two := r.garbage(r.act, 1, d.pairs(), 1, 2*out)
 		for i := range 2 {
 			r.ops.Copy(two.Slice(tensor.Dim, i*out, (i+1)*out), y)
 		}
-		ops.GroupGLU(glu, two, kernels.SiLU)
-		ops.Combine(combined, View{}, glu, weight, d.views)
+		r.ops.GroupGLU(glu, two, kernels.SiLU)
+		r.ops.Combine(combined, View{}, glu, weight, d.views)
 		dx, wy, dweight := r.garbage(r.act, 1, d.pairs(), 1, 2*out), r.garbage(r.act, 1, d.pairs(), 1, out),
 			r.garbage(r.par, 1, d.tokens, d.chosen, 1)
-		ops.GroupGLUBackward(dx, wy, dweight, glu, two, weight, d.views, kernels.SiLU)
+		r.ops.GroupGLUBackward(dx, wy, dweight, glu, two, weight, d.views, kernels.SiLU)
 		isBad := func(token int) bool { return token == bad }
 		return []result{{"y", y, d.pairs(), ofToken}, {"dw", dw, d.experts, hit}, {"sum", sum, d.experts, hit},
 			{"glu", glu, d.pairs(), ofToken}, {"combined", combined, d.tokens, isBad}, {"dx", dx, d.pairs(), ofToken},

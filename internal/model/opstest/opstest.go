@@ -53,17 +53,17 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		{"CrossEntropyIgnored", testCrossEntropyIgnored},
 		{"CrossEntropyExtreme", testCrossEntropyExtreme},
 		{"AddZero", testAddZero},
-		{"Wide", ofExperts(testWide)},
-		{"Route", ofExperts(testRoute)},
-		{"RouteExtreme", ofExperts(testRouteExtreme)},
-		{"Count", ofExperts(testCount)},
-		{"Sort", ofExperts(testSort)},
-		{"GroupLinear", ofExperts(testGroupLinear)},
-		{"GroupBias", ofExperts(testGroupBias)},
-		{"GroupGLU", ofExperts(testGroupGLU)},
-		{"Clamped", ofExperts(testClamped)},
-		{"Combine", ofExperts(testCombine)},
-		{"GroupNaN", ofExperts(testGroupNaN)},
+		{"Wide", testWide},
+		{"Route", testRoute},
+		{"RouteExtreme", testRouteExtreme},
+		{"Count", testCount},
+		{"Sort", testSort},
+		{"GroupLinear", testGroupLinear},
+		{"GroupBias", testGroupBias},
+		{"GroupGLU", testGroupGLU},
+		{"Clamped", testClamped},
+		{"Combine", testCombine},
+		{"GroupNaN", testGroupNaN},
 	}
 	for _, dtype := range activations {
 		t.Run(dtype.String(), func(t *testing.T) {
@@ -270,9 +270,7 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 	r.ops.CrossEntropy(loss, logits, r.ints(targets, 1, seq, 1, 1), 0.5, 0, true)
 
 	results := []View{x, y, inv, gate, up, dy, dx, dw, dnorm, dtable, logits, loss}
-	if ops, ok := r.ops.(model.Experts); ok {
-		results = append(results, r.expertResults(ops)...)
-	}
+	results = append(results, r.expertResults()...)
 	h := sha256.New()
 	for _, v := range results {
 		host, err := dev.Download(v)
@@ -285,7 +283,7 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 }
 
 // expertResults runs every operation of experts on fixed inputs that are large enough to be split.
-func (r *rig) expertResults(ops model.Experts) []View {
+func (r *rig) expertResults() []View {
 	const seq, hidden, inner, experts, chosen = 333, 70, 33, 16, 3
 	random := func(dtype tensor.DType, shape ...int) View { v, _ := r.random(dtype, shape...); return v }
 	ints := func(shape ...int) View { return r.ints(make([]int32, shape[1]*shape[2]), shape...) }
@@ -304,22 +302,22 @@ func (r *rig) expertResults(ops model.Experts) []View {
 	dw, ddown := random(r.par, 1, experts*2*inner, 1, hidden), random(r.par, 1, experts*hidden, 1, inner)
 	byToken, dout := kernels.Operand{View: x, ByToken: true}, kernels.Operand{View: out, ByToken: true}
 
-	ops.Route(weight, choice, logits, View{}, router)
-	ops.Count(load, share, choice, logits, View{})
-	ops.Sort(p, choice)
-	ops.GroupLinear(in, byToken, w, p, false)
-	ops.GroupGLU(act, in, kernels.ClampedSiLU)
-	ops.GroupLinear(y, kernels.Operand{View: act}, down, p, false)
-	ops.GroupAdd(y, bias, p)
-	ops.Combine(out, x, y, weight, p)
+	r.ops.Route(weight, choice, logits, View{}, router)
+	r.ops.Count(load, share, choice, logits, View{})
+	r.ops.Sort(p, choice)
+	r.ops.GroupLinear(in, byToken, w, p, false)
+	r.ops.GroupGLU(act, in, kernels.ClampedSiLU)
+	r.ops.GroupLinear(y, kernels.Operand{View: act}, down, p, false)
+	r.ops.GroupAdd(y, bias, p)
+	r.ops.Combine(out, x, y, weight, p)
 	da := random(r.act, 1, seq*chosen, 1, inner)
-	ops.GroupLinearDX(da, dout, down, p, false)
-	ops.GroupGLUBackward(in, da, dweight, da, in, weight, p, kernels.SiLU)
-	ops.GroupDot(dweight, dout, bias, p)
-	ops.GroupSum(dbias, dout, weight, p)
-	ops.GroupLinearDW(ddown, dout, kernels.Operand{View: da}, p, true)
-	ops.GroupLinearDW(dw, kernels.Operand{View: in}, byToken, p, false)
-	ops.RouteBackward(dlogits, dweight, choice, logits, random(r.par, 1, 1, 1, experts), View{}, router)
+	r.ops.GroupLinearDX(da, dout, down, p, false)
+	r.ops.GroupGLUBackward(in, da, dweight, da, in, weight, p, kernels.SiLU)
+	r.ops.GroupDot(dweight, dout, bias, p)
+	r.ops.GroupSum(dbias, dout, weight, p)
+	r.ops.GroupLinearDW(ddown, dout, kernels.Operand{View: da}, p, true)
+	r.ops.GroupLinearDW(dw, kernels.Operand{View: in}, byToken, p, false)
+	r.ops.RouteBackward(dlogits, dweight, choice, logits, random(r.par, 1, 1, 1, experts), View{}, router)
 	return []View{weight, choice, load, share, p.Tokens, p.Places, p.Starts, in, act, y, out, da, dweight, dbias, ddown,
 		dw, dlogits}
 }
