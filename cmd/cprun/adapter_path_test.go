@@ -8,15 +8,24 @@ import (
 	"github.com/cprun/cprun/internal/model/hf"
 )
 
-// The path of docs/conversations.md: a Hugging Face directory and conversations in parquet become an adapter that
-// answers, and a merged model.
+// The path of docs/conversations.md and docs/experts.md: a Hugging Face directory and conversations in parquet become an
+// adapter that answers, and a merged model.
 func TestConversationsTuneAnAdapter(t *testing.T) {
+	for name, shape := range map[string]string{
+		"dense":   "intermediate_size: 64",
+		"experts": "intermediate_size: 64, architecture: qwen3_moe, num_experts: 8, num_experts_per_tok: 2, moe_intermediate_size: 16",
+	} {
+		t.Run(name, func(t *testing.T) { conversationsTune(t, shape) })
+	}
+}
+
+func conversationsTune(t *testing.T, shape string) {
 	t.Parallel()
 	chats := absolute(t, "internal/text/data/testdata/chat")
 	dir := t.TempDir()
 	base, adapter, merged := filepath.Join(dir, "base"), filepath.Join(dir, "adapter"), filepath.Join(dir, "merged")
 	must(t, "--nproc", "1", "--run-dir", filepath.Join(dir, "first"), write(t, dir, "first.yaml", `
-model: {vocab_size: 422, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4}
+model: {vocab_size: 422, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, `+shape+`}
 data: {path: `+chats+`/messages.parquet, tokenizer: `+chats+`, seq_len: 256}
 train: {steps: 1}
 `))
