@@ -30,24 +30,38 @@ func newCPU(t *testing.T) opstest.Device {
 	}
 }
 
-// levels lists the instruction sets of the kernels. The machine may lack some.
-var levels = []string{"generic", "avx2", "avx512"}
+// levels lists the instruction sets of the kernels, and the types that the short form tests with each. The machine may
+// lack some.
+var levels = []struct {
+	name  string
+	short []tensor.DType
+}{
+	{"generic", []tensor.DType{tensor.F32, tensor.F64, tensor.F16}},
+	{"avx2", []tensor.DType{tensor.F32, tensor.BF16}},
+	{"avx512", []tensor.DType{tensor.F32, tensor.BF16, tensor.F16}},
+}
+
+var dtypes = []tensor.DType{tensor.F32, tensor.F64, tensor.BF16, tensor.F16}
 
 func TestOpsOnCPU(t *testing.T) {
 	defer cpu.Use("")
 	for _, level := range levels {
-		if err := cpu.Use(level); err != nil {
+		if err := cpu.Use(level.name); err != nil {
 			t.Log(err)
 			continue
 		}
-		t.Run(level, func(t *testing.T) { opstest.TestOps(t, newCPU, tensor.F32, tensor.F64, tensor.BF16, tensor.F16) })
+		types := dtypes
+		if testing.Short() {
+			types = level.short
+		}
+		t.Run(level.name, func(t *testing.T) { opstest.TestOps(t, newCPU, types...) })
 	}
 }
 
 // TestGOMAXPROCS checks that the number of processors changes no bit.
 func TestGOMAXPROCS(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
-	for _, dtype := range []tensor.DType{tensor.F32, tensor.F64, tensor.BF16, tensor.F16} {
+	for _, dtype := range dtypes {
 		runtime.GOMAXPROCS(1)
 		want := opstest.Digest(t, newCPU(t), dtype)
 		for _, n := range []int{2, 3, 4} {
