@@ -101,21 +101,21 @@ func (c *Ops) Route(weight, choice, logits, correction View, r kernels.Router) {
 }
 
 // RouteBackward sets dlogits, of the type of activations, given dweight. For the tokens of Count it adds the gradient
-// given dshare, float32 or float64 [1, 1, 1, E], as that of the softmax of each row, unless that is the zero View.
+// given dshare, float32 [1, 1, 1, E], as that of the softmax of each row, unless that is the zero View.
 func (c *Ops) RouteBackward(dlogits, dweight, choice, logits, dshare, tokens View, r kernels.Router) {
 	const op = "route backward"
 	rows, n, k := checkRoute(op, dweight, choice, logits, r)
 	denseActivations(op, dlogits)
 	shape.Must(dlogits.Rows() == rows && dlogits.Cols() == n, op, dlogits, logits)
-	wide := dshare.DType() == tensor.F64
 	if !dshare.IsZero() {
-		shape.Must((wide || dshare.DType() == tensor.F32) && dshare.IsDense() && dshare.Size() == n, op, dshare, logits)
+		denseFloats(op, dshare)
+		shape.Must(dshare.Size() == n, op, dshare, logits)
 	}
 	checkCounted(op, tokens, rows)
 	c.stream.Do(op, func() error {
 		bytes := 8 * 2 * n
 		warps := routeWarps(bytes, 0)
-		args := new(cuda.Args).View(dlogits).View(dweight).View(choice).View(logits).View(dshare).Int(int(cInt(wide))).
+		args := new(cuda.Args).View(dlogits).View(dweight).View(choice).View(logits).View(dshare).
 			View(tokens).Int(rows).Int(n).Int(k)
 		return c.launchShared("ops_experts", "route_backward_"+typeNames[dlogits.DType()],
 			cuda.Dim{X: ceilDiv(rows, warps)}, cuda.Dim{X: 32, Y: warps}, warps*bytes, routerArgs(args, r))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/kernels"
@@ -149,6 +150,49 @@ func (g *groupRig) host(v View) View {
 	h, err := g.download(v)
 	check(g.t, err)
 	return h
+}
+
+// TestManyPairs sorts and multiplies the pairs of long sequences: half a million of one expert of 512, and of a few. A
+// second run gives the same bits.
+func TestManyPairs(t *testing.T) {
+	const experts, out, in = 512, 72, 64
+	rig := newCUDARig(t)
+	for _, c := range []struct{ tokens, k, few int }{{1 << 19, 1, 1}, {1 << 16, 8, 11}, {1 << 17, 1, experts}} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			g := &groupRig{cudaRig: rig.within(t), dtype: tensor.BF16, out: out, in: in}
+			n := c.tokens * c.k
+			choice, byExpert := make([]int32, n), make([][]int32, experts)
+			for i := range choice {
+				e := g.rng.Int32N(int32(c.few)) * int32(experts/c.few)
+				if i >= n-c.k {
+					e = experts - 1 // of the token with NaN
+				}
+				choice[i], byExpert[e] = e, append(byExpert[e], int32(i))
+			}
+			ints := func(shape ...int) View { return g.upload(tensor.New(tensor.I32, shape...)) }
+			g.pairs = kernels.Pairs{Tokens: ints(1, n, 1, 1), Places: ints(1, c.tokens, c.k, 1),
+				Starts: ints(1, experts+1, 1, 1)}
+			g.Sort(g.pairs, g.upload(tensor.FromSlice(choice, 1, c.tokens, c.k, 1)))
+			places, tokens := tensor.Data[int32](g.host(g.pairs.Places)), tensor.Data[int32](g.host(g.pairs.Tokens))
+			starts, at := tensor.Data[int32](g.host(g.pairs.Starts)), 0
+			for e, list := range byExpert {
+				if int(starts[e]) != at {
+					t.Fatalf("expert %d begins at %d, want %d", e, starts[e], at)
+				}
+				for _, i := range list {
+					if int(places[i]) != at || tokens[at] != i/int32(c.k) {
+						t.Fatalf("pair %d is at place %d, with token %d there; want %d", i, places[i], tokens[at], at)
+					}
+					at++
+				}
+			}
+			g.tokens = tokens
+			for i := range tokens {
+				g.experts = append(g.experts, int32(slices.IndexFunc(starts[1:], func(end int32) bool { return int32(i) < end })))
+			}
+			g.test(c.tokens, experts, false, true, false)
+		})
+	}
 }
 
 // TestGroupNotOnHopper lists calls that the kernels do not support.

@@ -408,13 +408,13 @@ func TestRouteOnHost(t *testing.T) {
 		h.call("ops_experts", "route", grid, [2]int{32, warps}, warps*8*(2*s.n+int(s.r.Groups)), weight, choice, logits,
 			correction, s.rows, s.n, s.k, s.r)
 		dweight, dws := h.random(tensor.F32, 1, s.rows, s.k, 1)
-		dshare, dss := h.random(tensor.F64, 1, 1, 1, s.n)
+		dshare, dss := h.random(tensor.F32, 1, 1, 1, s.n)
 		dlogits, _ := h.random(tensor.F32, 1, s.rows, 1, s.n)
 		numbers := make([]int32, s.rows)
 		numbers[1] = -1
 		tokens := h.ints(numbers, 1, s.rows, 1, 1)
 		h.call("ops_experts", "route_backward_fp32", grid, [2]int{32, warps}, warps*16*s.n, dlogits, dweight, choice, logits,
-			dshare, 1, tokens, s.rows, s.n, s.k, s.r)
+			dshare, tokens, s.rows, s.n, s.k, s.r)
 		load, loads := h.put(tensor.F64, make([]float64, s.n), 1, 1, 1, s.n)
 		share, shares := h.random(tensor.F64, 1, 1, 1, s.n)
 		parts, _ := h.put(tensor.F64, make([]float64, 4*s.n), 1, 2, 2, s.n)

@@ -108,18 +108,13 @@ extern "C" __global__ void __launch_bounds__(128) route(float* weight, int* choi
   for (int j = lane; j < k; j += 32) weight[j] = float(r.scale * scores[choice[j]] / divisor(sum, r));
 }
 
-// element returns an element of doubles, or of floats.
-__device__ __forceinline__ double element(const void* x, int i, int wide) {
-  return wide ? ((const double*)x)[i] : ((const float*)x)[i];
-}
-
 __device__ __forceinline__ bool counted(const int* tokens, int row) { return !tokens || tokens[row] >= 0; }
 
 // route_backward has a warp for each row too. With s the scores, f the factor and d the divisor of the weights:
 // ds = f/d * (dw - sum(dw*s)/d), where the sum is 0 unless weights are normalised; then ds*s*(1-s) for the sigmoid, or
 // s*(ds - sum(ds*s)) for the softmax. The last sum is 0 for normalised weights.
 template <class T> __device__ __forceinline__ void route_backward(T* dlogits, const float* dweight, const int* choice,
-    const float* logits, const void* dshare, int wide, const int* tokens, int rows, int n, int k, const Router& r) {
+    const float* logits, const float* dshare, const int* tokens, int rows, int n, int k, const Router& r) {
   int row = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x;
   if (row >= rows) return;
   double *scores = block_memory<double>() + threadIdx.y * 2 * n, *grads = scores + n;
@@ -145,9 +140,9 @@ template <class T> __device__ __forceinline__ void route_backward(T* dlogits, co
   if (dshare && counted(tokens, row)) {
     if (r.sigmoid) set_scores(scores, logits, n, false);
     mean = 0;
-    for (int e = lane; e < n; e += 32) mean += scores[e] * element(dshare, e, wide);
+    for (int e = lane; e < n; e += 32) mean += scores[e] * dshare[e];
     mean = warp_sum(mean);
-    for (int e = lane; e < n; e += 32) grads[e] += scores[e] * (element(dshare, e, wide) - mean);
+    for (int e = lane; e < n; e += 32) grads[e] += scores[e] * (dshare[e] - mean);
   }
   for (int e = lane; e < n; e += 32) dlogits[e] = from_float<T>(float(grads[e]));
 }
@@ -432,9 +427,9 @@ using fp32_t = float;
 
 #define EXPERTS(T)                                                                                               \
   extern "C" __global__ void __launch_bounds__(128) route_backward_##T(T##_t* dlogits, const float* dweight,     \
-      const int* choice, const float* logits, const void* dshare, int wide, const int* tokens, int rows, int n,  \
+      const int* choice, const float* logits, const float* dshare, const int* tokens, int rows, int n,           \
       int k, Router r) {                                                                                         \
-    route_backward(dlogits, dweight, choice, logits, dshare, wide, tokens, rows, n, k, r);                       \
+    route_backward(dlogits, dweight, choice, logits, dshare, tokens, rows, n, k, r);                             \
   }                                                                                                              \
   ROWWISE(, T, LANES<T##_t>)                                                                                     \
   ROWWISE(_any, T, 1)
