@@ -266,6 +266,9 @@ func BenchmarkGroup(b *testing.B) {
 
 // fill fills a matrix with noise.
 func (g *groupRig) fill(v View) View {
-	g.send(v, tensor.FromSlice(noise(v.Size(), 1), v.Shape()[0], v.Shape()[1], v.Shape()[2], v.Shape()[3]))
+	shape := v.Shape()
+	host := tensor.New(v.DType(), shape[:]...)
+	copy(tensor.Data[uint16](host), noise(v.Size(), 1))
+	g.send(v, host)
 	return v
 }
