@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -458,5 +459,34 @@ func TestDocumentsSideBySide(t *testing.T) {
 	}
 	if got, want := apart(docs(64, 16, 1)), math.Sqrt(apart(short)*apart(long)); math.Abs(got/want-1) > 1e-9 {
 		t.Errorf("documents of 64 differ by %v, want %v", got, want)
+	}
+}
+
+// A product that is narrower than any measured takes at least the copy of its bytes; grouped products have own rates.
+func TestNarrowAndGroupedProducts(t *testing.T) {
+	table := rates(0)
+	set := &table.Sets[0]
+	set.Products = append(set.Products, Product{Kind: "group linear", DType: "bf16", Rows: 4096, In: 4096, Out: 4096,
+		Seconds: 4 * math.Pow(4096, 3) / 1e14})
+	m := table.For(Job{Ranks: 1, PerHost: 1})
+	arena := tensor.NewMeter()
+	x, narrow := arena.Alloc(tensor.BF16, 1, 4096, 1, 4096), arena.Alloc(tensor.BF16, 1, 4096, 1, 16)
+	seconds := func(run func(r Recorder)) (t float64) {
+		run(func(w Work) { t += m.Work(w) })
+		return t
+	}
+	const mib = 1 << 20
+	for what, c := range map[string]struct{ got, want float64 }{
+		"wide": {seconds(func(r Recorder) { r.Linear(x, x, x, View{}) }), 2 * math.Pow(4096, 3) / 1e14},
+		"x, y and weights of 16 columns": {seconds(func(r Recorder) { r.Linear(narrow, x, narrow, View{}) }),
+			m.Copy(32*mib + 2*mib/8)},
+		"with its sum": {seconds(func(r Recorder) { r.Linear(x, narrow, narrow, x) }), m.Copy(64*mib + 2*mib/8)},
+		"grouped": {seconds(func(r Recorder) {
+			r.GroupLinear(x, kernels.Operand{View: x}, x, kernels.Pairs{}, false)
+		}), 4 * math.Pow(4096, 3) / 1e14},
+	} {
+		if math.Abs(c.got/c.want-1) > 0.02 {
+			t.Errorf("%s: %v s, want %v", what, c.got, c.want)
+		}
 	}
 }

@@ -163,6 +163,8 @@ var alike = map[string]string{
 // least0 returns a time, or the time to queue a call if that is longer.
 func (m *Model) least0(s float64) float64 { return max(s, m.set.CallSeconds) }
 
+// product returns the time of a matrix product. One narrower than any measured, such as an adapter's, takes at least
+// the time to copy its bytes.
 func (m *Model) product(w Work) float64 {
 	s := at(float64(w.Rows), float64(w.In), float64(w.Out))
 	dtype := Name(w.DType)
@@ -171,7 +173,11 @@ func (m *Model) product(w Work) float64 {
 	} {
 		if p := m.products[k]; p != nil {
 			rate, _ := p.look(s)
-			return m.least0(w.FLOPs()/math.Exp(rate)) * m.slow / m.flops
+			least := 0.0
+			if s[1] < p.axis[1][0] || s[2] < p.axis[2][0] {
+				least = m.Copy(w.Bytes)
+			}
+			return max(least, m.least0(w.FLOPs()/math.Exp(rate))*m.slow/m.flops)
 		}
 	}
 	return 0

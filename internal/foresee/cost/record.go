@@ -9,7 +9,7 @@ import (
 type View = tensor.View
 
 // Work is one operation Op of a step, in elements of DType: a matrix product of Rows tokens from In to Out where Rows
-// is set, else a pass over Bytes of memory.
+// is set, else a pass over memory. Bytes counts the necessary reads and writes.
 type Work struct {
 	Op            string
 	DType         tensor.DType
@@ -39,20 +39,35 @@ func (r Recorder) pass(op string, t tensor.DType, n int64) {
 	}
 }
 
-func (r Recorder) product(op string, x View, in, out int) {
-	if x.Rows() > 0 {
-		r(Work{Op: op, DType: x.DType(), Rows: x.Rows(), In: in, Out: out})
+// product records a product of rows of x [rows, in] and y [rows, out] with weights w. old is the result that it adds
+// to, or the zero View.
+func (r Recorder) product(op string, rows int, x, y, w, old View) {
+	if n := int64(x.Cols() + y.Cols()); rows > 0 {
+		r(Work{Op: op, DType: x.DType(), Rows: rows, In: x.Cols(), Out: y.Cols(),
+			Bytes: n*int64(rows*x.DType().Size()) + sizeOf(w, old)})
 	}
 }
 
+// added returns a result that is added to.
+func added(v View, accumulate bool) View {
+	if accumulate {
+		return v
+	}
+	return View{}
+}
+
 // Linear and the others are as in model.Ops.
-func (r Recorder) Linear(y, x, _, _ View) { r.product("linear", x, x.Cols(), y.Cols()) }
+func (r Recorder) Linear(y, x, w, add View) { r.product("linear", x.Rows(), x, y, w, add) }
 
 // LinearDX records the gradient of a product's input.
-func (r Recorder) LinearDX(dx, dy, _ View, _ bool) { r.product("linear dx", dy, dx.Cols(), dy.Cols()) }
+func (r Recorder) LinearDX(dx, dy, w View, accumulate bool) {
+	r.product("linear dx", dy.Rows(), dx, dy, w, added(dx, accumulate))
+}
 
 // LinearDW records the gradient of a product's weight.
-func (r Recorder) LinearDW(_, dy, x View, _ bool) { r.product("linear dw", dy, x.Cols(), dy.Cols()) }
+func (r Recorder) LinearDW(dw, dy, x View, accumulate bool) {
+	r.product("linear dw", dy.Rows(), x, dy, dw, added(dw, accumulate))
+}
 
 // SumRows records the gradient of a bias.
 func (r Recorder) SumRows(_, x View) { r.pass("sum of rows", x.DType(), sizeOf(x)) }
@@ -181,20 +196,18 @@ func (r Recorder) Sort(p kernels.Pairs, choice View) {
 }
 
 // GroupLinear records a product of pairs.
-func (r Recorder) GroupLinear(y View, x kernels.Operand, _ View, _ kernels.Pairs, _ bool) {
-	r.product("group linear", y, x.Cols(), y.Cols())
+func (r Recorder) GroupLinear(y View, x kernels.Operand, w View, _ kernels.Pairs, accumulate bool) {
+	r.product("group linear", y.Rows(), x.View, y, w, added(y, accumulate))
 }
 
 // GroupLinearDX records the gradient of its input.
-func (r Recorder) GroupLinearDX(dx View, dy kernels.Operand, _ View, _ kernels.Pairs, _ bool) {
-	r.product("group linear dx", dx, dx.Cols(), dy.Cols())
+func (r Recorder) GroupLinearDX(dx View, dy kernels.Operand, w View, _ kernels.Pairs, accumulate bool) {
+	r.product("group linear dx", dx.Rows(), dx, dy.View, w, added(dx, accumulate))
 }
 
 // GroupLinearDW records the gradient of its weights.
-func (r Recorder) GroupLinearDW(_ View, dy, x kernels.Operand, p kernels.Pairs, _ bool) {
-	if n := p.Tokens.Rows(); n > 0 {
-		r(Work{Op: "group linear dw", DType: x.DType(), Rows: n, In: x.Cols(), Out: dy.Cols()})
-	}
+func (r Recorder) GroupLinearDW(dw View, dy, x kernels.Operand, p kernels.Pairs, accumulate bool) {
+	r.product("group linear dw", p.Tokens.Rows(), x.View, dy.View, dw, added(dw, accumulate))
 }
 
 // GroupAdd records a sum with biases.

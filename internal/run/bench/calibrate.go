@@ -34,11 +34,12 @@ type CalibrateSpec struct {
 	// TransfersOnly measures only transfers.
 	TransfersOnly bool `json:"transfers_only"`
 	// Operations also measures operations of the model and transfers.
-	Operations bool  `json:"operations"`
-	Rows       []int `json:"rows"` // rows of matrix products
-	Sides      []int `json:"sides"`
-	Passes     []int `json:"passes"` // tokens of elementwise operations
-	Links      []int `json:"links"`  // bytes
+	Operations bool    `json:"operations"`
+	Rows       []int   `json:"rows"` // rows of matrix products
+	Sides      []int   `json:"sides"`
+	Experts    Experts `json:"experts"` // zero: no grouped products
+	Passes     []int   `json:"passes"`  // tokens of elementwise operations
+	Links      []int   `json:"links"`   // bytes
 	// Budget is the time of one figure in seconds.
 	Budget float64 `json:"budget"`
 	// Heat is the time in seconds to warm up the device before a second measurement of attention calls and products of
@@ -77,9 +78,10 @@ func (s *CalibrateSpec) Default(device string) {
 		Sizes: []int{256, 1024, 4096, 16384}, Further: 16384,
 		Documents: []int{128, 512, 2048}, DocumentTokens: 16384,
 		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384},
-		Passes: []int{128, 2048, 32768},
-		Links:  []int{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
-		Budget: 0.1, // most figures take far less
+		Experts: Experts{Count: 128, Chosen: 8, Hidden: 2048, Width: 768}, // of Qwen3-30B-A3B
+		Passes:  []int{128, 2048, 32768},
+		Links:   []int{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
+		Budget:  0.1, // most figures take far less
 		// A card cools while the host plans cuDNN graphs and compiles kernels for new shapes. Measured cold, cuDNN was
 		// 6 % ahead of flash; with both kept warm it is 4 % behind. The calls of a ring over four GPUs at 32K take 0.7
 		// to 2.6 ms. After 50 ms the clock of an H200 has not settled: the second of two equal blocks took 17 % longer.
@@ -284,6 +286,9 @@ func (c *calibration) products() (list []operation) {
 				list = append(list, s.linear("linear", n, in, out), s.linearDX("linear dx", n, in, out),
 					s.linearDW("linear dw", n, in, out))
 			}
+		}
+		if c.spec.Experts.Count > 0 {
+			list = append(list, s.grouped(n, c.spec.Experts)...)
 		}
 	}
 	return list

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -17,17 +18,28 @@ func TestCalibrate(t *testing.T) {
 			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{16}, Sizes: []int{8, 32}, Further: 8,
 			Documents: []int{4}, DocumentTokens: 16,
 			Operations: true, Rows: []int{4}, Sides: []int{8, 16}, Passes: []int{4}, Links: []int{64, 4096},
-			Budget: 1e-4, Tolerance: 0.5,
+			Experts: Experts{Count: 4, Chosen: 2, Hidden: 8, Width: 16},
+			Budget:  1e-4, Tolerance: 0.5,
 			Heat: 1e-3 * float64(n-1), // with Long 0, all calls are long
 		}
 		set := measure(t, n, Task{Calibrate: &spec}).Costs
 		// Four pairs of sizes, two of them squares with two more masks, and documents, forward and backward; three
-		// products per shape.
+		// products per shape, of which experts have two.
 		if got := []int{len(set.Attention), len(set.Products), len(set.Links)}; !slices.Equal(got,
-			[]int{18, 12, 8 * (n - 1)}) {
+			[]int{18, 18, 8 * (n - 1)}) {
 			t.Errorf("%d ranks: %v calls of attention, products and transfers", n, got)
 		}
 		var kinds []string
+		for _, p := range set.Products {
+			kinds = append(kinds, fmt.Sprint(p.Kind, p.Rows, p.In, p.Out))
+		}
+		for _, kind := range []string{"group linear", "group linear dx", "group linear dw"} {
+			for _, want := range []string{kind + "8 8 32", kind + "8 16 8"} {
+				if !slices.Contains(kinds, want) {
+					t.Errorf("%d ranks: no product %s: %v", n, want, kinds)
+				}
+			}
+		}
 		for _, p := range set.Passes {
 			kinds = append(kinds, p.Op)
 		}

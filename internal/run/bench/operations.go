@@ -68,12 +68,13 @@ type calls struct {
 type operands []operand
 
 // An operand is a tensor of an operation: random numbers, zeros, or tokens below vocab. Without a shape it is the zero
-// View.
+// View. choices is the experts of each token, sorted into the three operands before it.
 type operand struct {
-	dtype tensor.DType
-	shape []int
-	zero  bool
-	vocab int
+	dtype   tensor.DType
+	shape   []int
+	zero    bool
+	vocab   int
+	choices bool
 }
 
 func (list operands) alloc(a *tensor.Arena) (views []View) {
@@ -188,6 +189,54 @@ func (s *OpsSpec) product(rows, in, out int) (x, y, w operand) {
 		operand{dtype: t, shape: []int{1, out, 1, in}}
 }
 
+// An Experts is the shape of a layer of experts.
+type Experts struct {
+	Count  int `json:"count"`
+	Chosen int `json:"chosen"` // of each token
+	Hidden int `json:"hidden"`
+	Width  int `json:"width"` // of an expert
+}
+
+// grouped returns the products of experts with equal numbers of tokens. As in a model, rows of tokens are gathered.
+func (s *OpsSpec) grouped(tokens int, e Experts) (list []operation) {
+	pairs := tokens * e.Chosen
+	side := func(cols int, byToken bool) operand {
+		rows := map[bool]int{true: tokens, false: pairs}[byToken]
+		return operand{dtype: types[s.DType], shape: []int{1, rows, 1, cols}}
+	}
+	order := func(rows, cols int) operand {
+		return operand{dtype: tensor.I32, shape: []int{1, rows, cols, 1}, zero: true}
+	}
+	choice := operand{dtype: tensor.I32, shape: []int{1, tokens, e.Chosen, 1}, vocab: e.Count, choices: true}
+	for _, m := range []struct {
+		in, out int
+		byToken bool // the input, else the gradient of the output
+	}{{e.Hidden, 2 * e.Width, true}, {e.Width, e.Hidden, false}} {
+		add := func(y, x, w operand, run func(on calls, v []View, p kernels.Pairs)) {
+			list = append(list, operation{"grouped product", dims(e.Count, pairs, m.in, m.out),
+				operands{y, x, w, order(pairs, 1), order(tokens, e.Chosen), order(e.Count+1, 1), choice},
+				func(on calls, v []View) { run(on, v, pairsOf(v[3:])) }})
+		}
+		of := func(v View, byToken bool) kernels.Operand { return kernels.Operand{View: v, ByToken: byToken} }
+		x, dy, w := side(m.in, m.byToken), side(m.out, !m.byToken), side(m.in, false)
+		w.shape = []int{1, e.Count * m.out, 1, m.in}
+		dw := w
+		dw.dtype = tensor.F32
+		add(side(m.out, false), x, w, func(on calls, v []View, p kernels.Pairs) {
+			on.GroupLinear(v[0], of(v[1], m.byToken), v[2], p, false)
+		})
+		add(side(m.in, false), dy, w, func(on calls, v []View, p kernels.Pairs) {
+			on.GroupLinearDX(v[0], of(v[1], !m.byToken), v[2], p, false)
+		})
+		add(dy, x, dw, func(on calls, v []View, p kernels.Pairs) {
+			on.GroupLinearDW(v[2], of(v[0], !m.byToken), of(v[1], m.byToken), p, false)
+		})
+	}
+	return list
+}
+
+func pairsOf(v []View) kernels.Pairs { return kernels.Pairs{Tokens: v[0], Places: v[1], Starts: v[2]} }
+
 // ops measures every operation.
 func (r *Rank) ops(ctx context.Context, s *OpsSpec, emit func(Row) error) error {
 	return r.eachOperation(ctx, s.operations(), 0, func(o *operation, w cost.Work, run func() error) error {
@@ -249,7 +298,9 @@ func (r *Rank) turns(ctx context.Context, a *tensor.Arena, o *operation, cold in
 			case x.zero:
 				r.Device.Ops.Zero(v)
 			case x.vocab > 0:
-				err = r.tokens(ctx, v, x.vocab)
+				if err = r.tokens(ctx, v, x.vocab); x.choices {
+					r.Device.Ops.Sort(pairsOf(turns[i][j-3:]), v)
+				}
 			default:
 				err = r.random(ctx, uint64(j), v)
 			}
