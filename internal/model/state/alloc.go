@@ -58,6 +58,7 @@ type Room struct {
 	Layers      []model.Retain // what each layer keeps between the passes; nil: by memory.recompute
 	Host        int64          // bytes of activations in host memory
 	Copies      int            // of sharded weights, each on neighbouring ranks; 0: one over all ranks
+	Slots       int            // layers whose sharded weights are in memory at once; 0: LeastSlots
 }
 
 // These bound the garbage of a process before a Go collection, unless a percent of the live memory is more. A step

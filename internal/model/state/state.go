@@ -54,6 +54,7 @@ type Options struct {
 	HalfWire bool // gradients move in bf16, if they are sharded
 	AdamW    optim.AdamW
 	Frozen   bool // only weights, for passes without training
+	Slots    int  // layers with sharded weights in memory at once; 0: LeastSlots
 	Host     bool // masters and moments are in host memory; see Step
 }
 
@@ -73,8 +74,9 @@ type State struct {
 
 	compute View // in the type of activations, all or parts: Masters itself, or a copy
 	vectors View // float32: all of the last bucket, if Masters holds parts or is on the host; else zero
-	// Gathered weights of each bucket, in memory shared by StageOf; nil if compute holds all.
+	// Gathered weights of each bucket, in memory shared by StageOf with slots; nil if compute holds all.
 	buffers []View
+	slots   int
 
 	// Base holds the weights that training does not change, without masters, moments and gradients; nil: none. With
 	// ShardParameters it is in parts too. Its vectors are whole, in float32.
@@ -91,7 +93,8 @@ type State struct {
 
 // New allocates the uninitialised state of one rank.
 func New(a Allocator, o Options) (*State, error) {
-	s := &State{Flat: o.Layout, groups: o.Groups, adamw: o.AdamW, copies: 1, OnHost: o.Host && !o.Frozen}
+	s := &State{Flat: o.Layout, groups: o.Groups, adamw: o.AdamW, copies: 1, OnHost: o.Host && !o.Frozen,
+		slots: max(LeastSlots, min(o.Slots, len(o.Layout.Buckets)-2))} // no more stages than buckets
 	if err := s.divide(); err != nil {
 		return nil, err
 	}
@@ -144,7 +147,7 @@ func (s *State) takeBase(t *taking, o Options) error {
 		b.unread = t.vector(Base, tensor.F32, longest)
 	}
 	if b.shard == ShardParameters {
-		b.buffers = stages(b.Flat, b.vectors, func(n int) View { return t.vector(Base, o.Compute, n) })
+		b.buffers = stages(b.Flat, s.slots, b.vectors, func(n int) View { return t.vector(Base, o.Compute, n) })
 	}
 	s.Base = b
 	return nil
@@ -175,7 +178,7 @@ func (s *State) takeWeights(t *taking, o Options) {
 		s.vectors = t.vector(Compute, tensor.F32, int(s.Flat.Buckets[s.Flat.Vectors()].Size()))
 	}
 	if s.shard == ShardParameters {
-		s.buffers = stages(s.Flat, s.vectors, func(n int) View { return t.vector(Compute, o.Compute, n) })
+		s.buffers = stages(s.Flat, s.slots, s.vectors, func(n int) View { return t.vector(Compute, o.Compute, n) })
 	}
 }
 
@@ -190,7 +193,7 @@ func (s *State) takeTraining(t *taking, o Options) {
 	}
 	if s.shard >= ShardGradients {
 		s.Grads = t.vector(Gradients, tensor.F32, s.held())
-		s.Staging = stages(s.Flat, View{}, func(n int) View { return t.vector(Gradients, tensor.F32, n) })
+		s.Staging = stages(s.Flat, LeastSlots, View{}, func(n int) View { return t.vector(Gradients, tensor.F32, n) })
 	} else {
 		s.Grads = t.vector(Gradients, tensor.F32, int(s.Flat.Size()))
 	}
@@ -346,38 +349,40 @@ func (s *State) divide() error {
 	return nil
 }
 
-// Stages is the number of memories for whole buckets: of gradients in a backward pass, and of sharded weights.
-const Stages = 4
+// LeastSlots is the number of layers with gradients in memory at once in a backward pass: one is transferred while the
+// next is computed. Sharded weights have as many slots, or more.
+const LeastSlots = 2
 
-// StageOf returns the memory of a whole bucket's gradients or weights. Layers alternate between two, so that one is
-// transferred while the next is computed. The embedding and the head share a third, since they are at opposite ends of
-// the pass. The vectors have the last, in use all the time.
-func StageOf(flat *model.FlatLayout, bucket int) int {
+// Stages returns the number of memories for whole buckets, of gradients or weights, with slots for layers.
+func Stages(slots int) int { return slots + 2 }
+
+// StageOf returns the memory of a whole bucket. Layers take the slots in turn. The embedding and the head share one,
+// since they are at opposite ends of the pass. The vectors have the last, in use all the time.
+func StageOf(flat *model.FlatLayout, bucket, slots int) int {
 	switch key := flat.Buckets[bucket].Key; key.Part {
 	case model.LayerMatrices:
-		return key.Layer % 2
+		return key.Layer % slots
 	case model.AllVectors:
-		return 3
+		return slots + 1
 	}
-	return 2
+	return slots
 }
 
 // stages allocates the memories, except given vectors, and returns the view of each bucket.
-func stages(flat *model.FlatLayout, vectors View, vector func(n int) View) []View {
-	var sizes [Stages]int64
+func stages(flat *model.FlatLayout, slots int, vectors View, vector func(n int) View) []View {
+	sizes, memories := make([]int64, Stages(slots)), make([]View, Stages(slots))
 	for b, bucket := range flat.Buckets {
-		i := StageOf(flat, b)
+		i := StageOf(flat, b, slots)
 		sizes[i] = max(sizes[i], bucket.Size())
 	}
-	var memories [Stages]View
 	for i, n := range sizes {
-		if memories[i] = vectors; i < Stages-1 || vectors.IsZero() {
+		if memories[i] = vectors; i < slots+1 || vectors.IsZero() {
 			memories[i] = vector(int(n))
 		}
 	}
 	var out []View
 	for b, bucket := range flat.Buckets {
-		out = append(out, Part(memories[StageOf(flat, b)], 0, int(bucket.Size())))
+		out = append(out, Part(memories[StageOf(flat, b, slots)], 0, int(bucket.Size())))
 	}
 	return out
 }
@@ -387,7 +392,7 @@ func (s *State) Slot(bucket int) int {
 	if s.buffers == nil {
 		return bucket
 	}
-	return StageOf(s.Flat, bucket)
+	return StageOf(s.Flat, bucket, s.slots)
 }
 
 // Group is the Size ranks that reduce a bucket's gradients, with this rank as member Rank. The groups of a bucket

@@ -58,11 +58,11 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 				}
 				for _, other := range open {
 					if flat.Buckets[b].Size() > 0 && flat.Buckets[other].Size() > 0 &&
-						slot[other] == state.StageOf(flat, b) {
+						slot[other] == state.StageOf(flat, b, state.LeastSlots) {
 						t.Errorf("case %d: buckets %d and %d are staged in one memory", n, b, other)
 					}
 				}
-				open, slot[b] = append(open, b), state.StageOf(flat, b)
+				open, slot[b] = append(open, b), state.StageOf(flat, b, state.LeastSlots)
 				return false
 			},
 			Done: func(b int) error {

@@ -31,7 +31,8 @@ func TestUsesAreChecked(t *testing.T) {
 				NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RMSNormEps: 1e-6, TieWordEmbeddings: tied,
 			}
 			flat := model.NewLayout(cfg, 2)
-			slot := func(b int) int { return state.StageOf(flat, b) }
+			slots := state.LeastSlots + layers%2
+			slot := func(b int) int { return state.StageOf(flat, b, slots) }
 			for _, r := range []model.Recompute{model.RecomputeNone, model.RecomputeFull} {
 				if err := checkUses(slot, flat, cfg, model.Options{Recompute: r}); err != nil {
 					t.Errorf("%d layers, tied %t, %s: %v", layers, tied, r, err)
@@ -66,47 +67,12 @@ func TestTrainersCheckUses(t *testing.T) {
 	cfg := delayConfig(t, 1)
 	mem := MemoryOf(t, cfg, 1)
 	onRanks(t, 1, cfg, mem.Room(), func(*device.Device) {}, func(tr *Trainer, _ *counted) error {
-		tr.share.slot = func(int) int { return 0 }
+		tr.share.resident.Slot = func(int) int { return 0 }
 		if err := tr.build(&Options{Room: mem.Room()}); err == nil || !strings.Contains(err.Error(), "replaced") {
 			t.Errorf("all buckets in one memory: %v", err)
 		}
 		return nil
 	})
-}
-
-// While work reads a bucket, the next one is gathered; one that is still in memory is not gathered again.
-func TestGathersRunAhead(t *testing.T) {
-	cfg := &hf.Config{
-		Architecture: hf.Llama, VocabSize: 11, HiddenSize: 8, IntermediateSize: 12, NumHiddenLayers: 4,
-		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RMSNormEps: 1e-6,
-	}
-	flat := model.NewLayout(cfg, 2)
-	var gathered, uses []int
-	r := residence{slot: func(b int) int { return state.StageOf(flat, b) }, holds: map[int]int{},
-		gather: func(b int) error {
-			gathered = append(gathered, b)
-			return nil
-		}}
-	for _, b := range order(flat) {
-		if err := r.fill(b); err != nil {
-			t.Fatal(err)
-		}
-	}
-	pass := []int{flat.Embedding(), flat.Vectors(), 1, 2, 3, 4, flat.Head(), 4, 3, 2, 1}
-	uses = append(slices.Concat(pass, pass), flat.Embedding())
-	for i, next := range uses[1:] {
-		before := len(gathered)
-		if err := r.use(uses[i], next); err != nil {
-			t.Fatal(err)
-		}
-		if slices.Contains(gathered[before:], uses[i]) {
-			t.Errorf("bucket %d, use %d, is gathered when it is used", uses[i], i)
-		}
-	}
-	step := []int{3, 4, flat.Head(), 2, 1, flat.Embedding()}
-	if want := slices.Concat([]int{flat.Embedding(), flat.Vectors(), 1, 2}, step, step); !slices.Equal(gathered, want) {
-		t.Errorf("gathers of %v, want %v", gathered, want)
-	}
 }
 
 // spoil queues NaN for a view.
@@ -214,7 +180,7 @@ func (t *Trainer) reuse() {
 				continue
 			}
 			x.gathers[slot].arrive()
-			delete(x.holds, slot)
+			delete(x.resident.Holds, slot)
 			spoil(t.dev.Stream, v)
 			if params.Frozen != nil {
 				spoil(t.dev.Stream, params.Frozen.BucketCompute[b])
@@ -236,8 +202,15 @@ func (t *Trainer) reuse() {
 // trained runs some queued steps on each rank, and returns the bits of the losses and of all state.
 func trained(t *testing.T, ranks, copies int, cfg *config.Config, change func(tr *Trainer, queued <-chan struct{})) []string {
 	t.Helper()
+	return trainedIn(t, ranks, copies, state.LeastSlots, cfg, change)
+}
+
+// trainedIn runs what trained does, with slots for the weights of layers.
+func trainedIn(t *testing.T, ranks, copies, slots int, cfg *config.Config,
+	change func(tr *Trainer, queued <-chan struct{})) []string {
+	t.Helper()
 	out, room := make([]string, ranks), MemoryOf(t, cfg, ranks).Room()
-	room.Copies = copies
+	room.Copies, room.Slots = copies, slots
 	ahead := func(d *device.Device) { d.RunAhead = cfg.Train.Steps }
 	onRanks(t, ranks, cfg, room, ahead, func(tr *Trainer, _ *counted) error {
 		queued, ctx := make(chan struct{}), context.Background()
@@ -319,6 +292,10 @@ func TestDelaysLeaveNoTrace(t *testing.T) {
 			})
 			if !slices.Equal(got, want) {
 				t.Errorf("%v: early reuse of memory changes the result", set)
+			}
+			got = trainedIn(t, 2, 1, 3, cfg, func(tr *Trainer, queued <-chan struct{}) { tr.delay("gather", queued) })
+			if !slices.Equal(got, want) {
+				t.Errorf("%v: late gathers two layers ahead change the result", set)
 			}
 		}
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // sharing moves gradients and weights between ranks, bucket by bucket, while passes run. It reduces the gradients of a
-// bucket as soon as a backward pass is done with it, and gathers weights as residence plans. The transfers have their
+// bucket as soon as a backward pass is done with it, and gathers weights as resident plans. The transfers have their
 // own communicators, so that the ring does not wait for them.
 //
 // One rule orders all use of shared memory: a buffer belongs to a stream, and each hand-over is an event of its
@@ -27,13 +27,13 @@ type sharing struct {
 
 	label labels // of queued work
 
-	residence
-	updater *updater       // nil: the optimizer's state is on the device
-	gathers []pendings     // by slot
-	spreads []comm.Pending // by bucket: updated weights on their way between copies; nil if complete
-	reduces []reduction    // by bucket, or by staging buffer
-	first   bool           // first pass of the step
-	last    bool           // last pass of the step
+	resident state.Residence
+	updater  *updater       // nil: the optimizer's state is on the device
+	gathers  []pendings     // by slot
+	spreads  []comm.Pending // by bucket: updated weights on their way between copies; nil if complete
+	reduces  []reduction    // by bucket, or by staging buffer
+	first    bool           // first pass of the step
+	last     bool           // last pass of the step
 
 	wire wire
 }
@@ -47,10 +47,10 @@ type reduction struct {
 func newSharing(d *Device, s *state.State) *sharing {
 	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat},
 		gathers: make([]pendings, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets))}
-	x.residence = residence{slot: s.Slot, holds: map[int]int{}, gather: x.gather}
+	x.resident = state.Residence{Flat: s.Flat, Slot: s.Slot, Holds: map[int]int{}, Gather: x.gather}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
-		x.reduces = x.reduces[:state.Stages]
+		x.reduces = x.reduces[:state.Stages(state.LeastSlots)]
 	}
 	x.wire = wire{ops: d.Ops, send: s.Wire}
 	return x
@@ -77,7 +77,7 @@ func (x *sharing) use(bucket, next int) error {
 	if next == model.NoBucket && !x.last {
 		next = x.Flat.Embedding()
 	}
-	err := x.residence.use(bucket, next)
+	err := x.resident.Use(bucket, next)
 	x.gathers[x.Slot(bucket)].arrive()
 	return err
 }
@@ -119,7 +119,7 @@ func (x *sharing) begin(bucket int) (fresh bool) {
 	if x.Staging == nil || x.Flat.Buckets[bucket].Size() == 0 {
 		return x.first
 	}
-	x.waitAndAccumulate(state.StageOf(x.Flat, bucket))
+	x.waitAndAccumulate(state.StageOf(x.Flat, bucket, state.LeastSlots))
 	return true
 }
 
@@ -134,7 +134,7 @@ func (x *sharing) done(bucket int) (err error) {
 		x.keep(bucket)
 		return nil
 	case x.Staging != nil:
-		at, r.add = state.StageOf(x.Flat, bucket), !x.first
+		at, r.add = state.StageOf(x.Flat, bucket, state.LeastSlots), !x.first
 		dst := x.Own(x.Grads, bucket)
 		if r.add {
 			dst = x.Staged(bucket)
@@ -214,8 +214,8 @@ func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 // first, so that the updates go on meanwhile. Of an update that runs beside the passes, it gathers none: the compute
 // stream would wait for the whole of it.
 func (x *sharing) renew(set func(bucket int)) error {
-	x.forget()
-	begin := x.fill
+	x.resident.Forget()
+	begin := x.resident.Fill
 	if x.across != nil {
 		begin = x.spread
 	}
@@ -269,8 +269,9 @@ func (x *sharing) publish() error {
 }
 
 // gather begins an all-gather of a bucket's weights, after the present work of the compute stream. The last gather into
-// the same memory is over: use has waited for it.
+// the same memory is over: use has waited for it, or gather waits if no use followed.
 func (x *sharing) gather(bucket int) error {
+	x.gathers[x.Slot(bucket)].arrive()
 	if x.updater != nil {
 		x.updater.follow(bucket)
 	}

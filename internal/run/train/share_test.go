@@ -420,9 +420,44 @@ func TestNextPassIsGatheredEarly(t *testing.T) {
 		}
 		var got []int
 		x := newSharing(&Device{}, s)
-		x.last, x.residence.gather = last, func(bucket int) error { got = append(got, bucket); return nil }
+		x.last, x.resident.Gather = last, func(bucket int) error { got = append(got, bucket); return nil }
 		if err := x.use(flat.Layer(0), model.NoBucket); err != nil || !slices.Equal(got, want) {
 			t.Errorf("last pass %t: gathers of %v, %v; want %v", last, got, err, want)
+		}
+	}
+}
+
+// A waited pending counts its waits.
+type waited struct {
+	comm.Pending
+	waits *int
+}
+
+func (w waited) Wait() { *w.waits++ }
+
+// A pairGroup is two ranks whose gathers are waited pendings.
+type pairGroup struct {
+	comm.Communicator
+	waits *int
+}
+
+func (pairGroup) Size() int { return 2 }
+
+func (g pairGroup) AllGather(_, _ View) (comm.Pending, error) { return waited{waits: g.waits}, nil }
+
+// A gather that no use followed ends before the next into its memory.
+func TestUnusedGathersEnd(t *testing.T) {
+	flat := shareLayout()
+	s, err := state.New(state.Meter{}, state.Options{Layout: flat, Shard: state.ShardParameters, Compute: tensor.F32,
+		Groups: state.Groups(flat, state.Group{Size: 2})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, waits := newSharing(&Device{}, s), 0
+	x.weights = slices.Repeat([]comm.Communicator{pairGroup{waits: &waits}}, len(flat.Buckets))
+	for i := range 3 {
+		if err := x.gather(flat.Layer(0)); err != nil || waits != i {
+			t.Errorf("gather %d: %d have ended, %v", i, waits, err)
 		}
 	}
 }

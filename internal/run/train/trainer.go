@@ -153,7 +153,7 @@ func (t *Trainer) allocate(o *Options) error {
 	s, err := state.New(t.dev, state.Options{
 		Layout: flat, Groups: groups,
 		Shard: state.ShardingOf(t.cfg.Memory.Shard), Compute: t.dev.Compute, Masters: t.dev.Masters, AdamW: adamw,
-		Frozen: o.Frozen, HalfWire: t.cfg.Precision.GradWire == "bf16", Host: host,
+		Frozen: o.Frozen, HalfWire: t.cfg.Precision.GradWire == "bf16", Host: host, Slots: o.Room.Slots,
 	})
 	if err != nil {
 		return err
@@ -264,7 +264,7 @@ func (t *Trainer) build(o *Options) (err error) {
 		Arena: workspace},
 		cfg, nil, t.mesh.context.Rank())
 	t.share.label.ring = t.att.ring
-	if err := checkUses(t.share.slot, t.share.Flat, shape, opt); err != nil {
+	if err := checkUses(t.share.resident.Slot, t.share.Flat, shape, opt); err != nil {
 		return err
 	}
 	t.model = model.New(shape, t.dev.Ops, t.att, t.share.Params(), opt)
