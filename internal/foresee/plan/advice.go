@@ -10,7 +10,9 @@ import (
 
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/machine"
 )
 
@@ -19,6 +21,9 @@ const (
 	maxFactor = 1 << 20
 	maxSpread = 512
 )
+
+// commonHost is a number of GPUs of a host. Advice of more ranks assumes that as many share the host memory.
+const commonHost = 8
 
 type measure func(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error)
 
@@ -53,10 +58,19 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	if m.Fits || m.Device == 0 {
 		return m
 	}
-	a := &adviser{of, on, max(on.GPUs, on.PerHost(ranks))}
+	a := &adviser{of, on, max(commonHost, on.GPUs, on.PerHost(ranks))}
 	now := smaller{cfg: *cfg, ranks: ranks, demand: d}
 	together, enough, all := a.pull(&m, now)
-	enough = append(enough, a.spreads(now)...)
+	other, ok := now.adapters() // for a run that no key makes fit
+	ok = ok && len(enough) == 0 && a.lacks(&other) == 0
+	if enough = append(enough, a.spreads(now)...); len(enough) == 0 {
+		if joint := a.joint(together, all); len(joint) > 0 {
+			enough = []string{strings.Join(joint, " and ") + " together"}
+		}
+	}
+	if ok {
+		enough = append(enough, other.advice)
+	}
 	_, most := m.largest(on, ranks)
 	m.advice = fmt.Sprintf("; the largest item is %s with %s", most.name, readable.Bytes(most.bytes))
 	whole := most.name == "compute copy" || most.name == "frozen weights" ||
@@ -66,8 +80,6 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 	}
 	if len(enough) > 0 {
 		m.advice += "; to fit, use " + strings.Join(enough, ", or ")
-	} else if joint := a.joint(together, all); len(joint) > 0 {
-		m.advice += "; to fit, use " + strings.Join(joint, " and ") + " together"
 	} else {
 		m.advice += fmt.Sprintf("; no keys of memory, no shorter samples and no number of ranks up to %d make it fit: use a "+
 			"smaller model, or devices with more memory", maxSpread)
@@ -117,9 +129,11 @@ func (a *adviser) spreads(s smaller) (list []string) {
 	whole := s
 	whole.cfg.Memory.Shard = "parameters"
 	for _, change := range a.spread() {
-		advice := a.search(s, change)
-		if advice == "" && s.ranks == 1 { // no key of one rank divides the state
-			advice = a.search(whole, change)
+		advice, factor := a.search(s, change)
+		if s.ranks == 1 { // no key of one rank divides the state
+			if other, least := a.search(whole, change); other != "" && (advice == "" || least < factor) {
+				advice = other
+			}
 		}
 		if advice != "" {
 			list = append(list, advice)
@@ -138,22 +152,22 @@ func (a *adviser) spread() []factored {
 	return []factored{smaller.shorter, smaller.spread}
 }
 
-// search returns the advice of the least factor that fits; "": none does. It bisects, since a measurement of a thousand
-// layers takes long.
-func (a *adviser) search(s smaller, change factored) string {
+// search returns the advice of the least factor that fits, and its logarithm; "": none does. It bisects, since a
+// measurement of a thousand layers takes long.
+func (a *adviser) search(s smaller, change factored) (advice string, factor int) {
 	var list []smaller
 	for f := 2; f <= maxFactor; f *= 2 {
 		if less, ok := change(s, f); ok {
 			list = append(list, less)
 		}
 	}
-	for _, less := range list[sort.Search(len(list), func(i int) bool { return a.lacks(&list[i]) == 0 }):] {
+	for i := sort.Search(len(list), func(i int) bool { return a.lacks(&list[i]) == 0 }); i < len(list); i++ {
 		var err error
-		if less.demand, err = demandOf(&less.cfg, a.on, nil); err == nil && a.lacks(&less) == 0 {
-			return less.advice
+		if list[i].demand, err = demandOf(&list[i].cfg, a.on, nil); err == nil && a.lacks(&list[i]) == 0 {
+			return list[i].advice, i
 		}
 	}
-	return ""
+	return "", 0
 }
 
 // Shortage returns the fix for a run that does not get its memory, and its memory by kind. free is the unused memory of
@@ -239,6 +253,19 @@ func (s smaller) oneByOne() (smaller, bool) {
 	return s, samples > 1
 }
 
+// adapters returns the run with adapters in place of full fine-tuning.
+func (s smaller) adapters() (smaller, bool) {
+	ok := s.cfg.Model.Tuning.LoRA == nil
+	if ok {
+		s.cfg.Model.Tuning.LoRA = &hf.LoRA{R: 16, Alpha: 32}
+		s.cfg.Model.RenameTargets()
+		d := *s.demand
+		d.kept, d.layouts = map[kept]model.Memory{}, map[int]*model.FlatLayout{}
+		s.advice, s.demand = "lora.r 16 (adapters)", &d
+	}
+	return s, ok
+}
+
 func (s smaller) shorter(factor int) (smaller, bool) {
 	s.cfg.Data.SeqLen /= factor
 	s.advice, s.demand = fmt.Sprintf("data.seq_len of at most %d", s.cfg.Data.SeqLen), s.demand.less(factor)
@@ -295,7 +322,7 @@ func measured(of, alike measure, cfg *config.Config, ranks int, machine machine.
 
 // MemoryOf returns the memory of a run of a resolved config on a machine.
 func MemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	return measured(memoryOf, memoryOf, cfg, ranks, machine, nil)
+	return measured(decidedOf, memoryOf, cfg, ranks, machine, nil)
 }
 
 // EvalMemoryOf returns the memory of an evaluation, without gradients and moments.

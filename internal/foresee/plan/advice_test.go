@@ -71,7 +71,7 @@ func TestAdvice(t *testing.T) {
 		together bool // several changes are needed
 	}{
 		{"cuda", 2, 57 * gib, []string{"memory.shard=none"}, []string{"optimizer", "memory.shard gradients"},
-			[]string{"memory.recompute"}, false},
+			[]string{"memory.recompute", "lora"}, false},
 		{"cuda", 2, 40 * gib, []string{"data.seq_len=256K"}, []string{"activations", "data.seq_len of at most",
 			"at least 4 ranks"}, []string{"memory.shard", "memory.recompute"}, false},
 		{"cuda", 2, 40 * gib, []string{"data.seq_len=256K", "parallel.algorithm=ulysses"}, []string{
@@ -81,8 +81,8 @@ func TestAdvice(t *testing.T) {
 		{"cuda", 8, 35 * gib, []string{"model.num_hidden_layers=200", "memory.shard=gradients"}, []string{
 			"compute copy", "whole on every rank", "memory.shard parameters and at least 16 ranks"}, []string{"seq_len",
 			"memory.recompute"}, true},
-		{"cuda", 2, 30 * gib, nil, []string{"optimizer", "at least"}, []string{"memory.recompute", "memory.shard"},
-			false},
+		{"cuda", 2, 30 * gib, nil, []string{"optimizer", "at least", "lora.r 16"},
+			[]string{"memory.recompute", "memory.shard"}, false},
 		{"cuda", 1, 30 * gib, nil, []string{"optimizer", "at least", "memory.shard gradients"}, nil, false},
 		{"cuda", 2, 20 * gib, []string{"memory.shard=none"}, []string{"optimizer", "at least",
 			"memory.shard parameters"}, []string{"memory.recompute"}, true},

@@ -45,7 +45,10 @@ func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Mem
 	if cfg.Checkpoint.Async == nil && s.memory.Fits {
 		cfg.Checkpoint.Async = new(s.memory.HostSnapshot == s.memory.snapshot)
 	}
-	return s.memory, err
+	if err != nil {
+		return s.memory, err
+	}
+	return s.memory.twoAhead(cfg, ranks, machine, d)
 }
 
 // choices returns values of memory's keys with every auto replaced, the simplest first.
@@ -100,7 +103,7 @@ type dropped struct {
 }
 
 const (
-	reached  = 0.6   // share of the published peak that products and attention reach
+	reached  = 0.6   // share of the published peak that products, attention and links inside a host reach
 	plainGPU = 1e14  // FLOP/s of an unknown device
 	plainNet = 50e9  // bytes a second of an unknown link to other hosts
 	plainBus = 450e9 // and inside a host
@@ -170,15 +173,60 @@ func (s *search) extra(cfg *config.Config, m *Memory) (float64, error) {
 	forward, backward := r.sums()
 	ownForward, ownBackward := least.sums()
 	t := forward + backward - ownForward - ownBackward
-	if cfg.Memory.Shard == "parameters" { // gradients gathers once a step
-		gather := s.gather(m.Copies) // seconds of a parameter
-		for _, l := range r.layers {
-			one := gather * float64(l.trained+l.frozen)
-			t += exposedCopy(one, l.forward) + exposedCopy(one, l.backward)
-		}
+	micro := cfg.Train.GlobalBatchSize / (sequences(cfg) * cfg.Parallel.Data)
+	t = float64(micro)*t + m.offloading(s.machine.HostRate(s.ranks), r, micro)
+	if cfg.Memory.Shard == "parameters" {
+		return t + s.gathering(cfg, m, r, micro), nil
+	}
+	if cfg.Memory.Shard != "none" { // gathers once a step
+		t += max(0, s.gather(1)*float64(r.all)-r.begin-forward)
+	}
+	return t, nil
+}
+
+// gathering returns the seconds that gathers of sharded parameters add to a step of micro passes, beside reductions.
+func (s *search) gathering(cfg *config.Config, m *Memory, r *rehearsal, micro int) float64 {
+	gather := s.gather(m.Copies) // seconds of a parameter
+	reduce := s.gather(1) * float64(wireBytes(cfg)) / float64(backend.DType(cfg).Size())
+	with := func(gather float64) float64 {
+		return r.waits(micro, m.Slots, func(b int) float64 { return gather * float64(weights(r.flat, b)) },
+			func(b int) float64 { return reduce * float64(r.flat.Buckets[b].Size()) })
+	}
+	all := 2 * float64(micro) * gather * float64(r.all+r.flat.FrozenSize())
+	return max(contention*all, with(gather)-with(0))
+}
+
+// decidedOf returns the memory of a run without auto in its keys.
+func decidedOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) (Memory, error) {
+	m, err := memoryOf(cfg, ranks, on, d)
+	if err != nil {
+		return m, err
+	}
+	return m.twoAhead(cfg, ranks, on, d)
+}
+
+// twoAhead returns m, or the memory of the run with another slot for sharded weights, if that fits and makes a step
+// shorter by more than a hundredth.
+func (m Memory) twoAhead(cfg *config.Config, ranks int, on machine.Machine, d *demand) (Memory, error) {
+	if cfg.Memory.Shard != "parameters" || !m.Fits || on.IsCPU() {
+		return m, nil
+	}
+	more, err := memoryWith(cfg, ranks, m.Copies, m.Slots+1, on, d)
+	if err != nil || !more.Fits || more.Layers != m.Layers {
+		return m, err
+	}
+	s := newSearch(cfg, ranks, on, d)
+	r, err := s.rehearsed(cfg, &m)
+	if err != nil {
+		return m, err
 	}
 	micro := cfg.Train.GlobalBatchSize / (sequences(cfg) * cfg.Parallel.Data)
-	return float64(micro)*t + m.offloading(s.machine.HostRate(s.ranks), r, micro), nil
+	forward, backward := r.sums()
+	two, three := s.gathering(cfg, &m, r, micro), s.gathering(cfg, &more, r, micro)
+	if step := float64(micro)*(r.begin+forward+backward+r.end) + two; two-three > step/100 {
+		return more, nil
+	}
+	return m, nil
 }
 
 // rehearsed returns the passes of a choice. Their seconds are in proportion to the tokens.
@@ -198,7 +246,7 @@ func (s *search) rehearsed(cfg *config.Config, m *Memory) (*rehearsal, error) {
 
 // gather returns the seconds of gathering a parameter over all ranks, or inside a host if each has a copy.
 func (s *search) gather(copies int) float64 {
-	ranks, link := s.ranks, cmp.Or(float64(s.machine.Link), plainBus)
+	ranks, link := s.ranks, reached*cmp.Or(float64(s.machine.Link), plainBus)
 	if copies > 1 {
 		ranks = s.machine.PerHost(ranks)
 	} else if s.machine.Hosts > 1 {

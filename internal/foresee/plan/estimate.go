@@ -29,6 +29,7 @@ type Estimate struct {
 	TFLOPsPerDevice float64 `json:"tflops_per_device,omitempty"`
 	MFU             float64 `json:"mfu,omitempty"` // 0: the device's peak is not known
 	Parts           *Parts  `json:"parts,omitempty"`
+	Waits           *Waits  `json:"weight_waits,omitempty"` // nil: at most waitShare of the step
 	// Table is the machine of the cost table, and Source the origin of its figures. Scaled says that they were derived
 	// from another machine's.
 	Table  string `json:"table,omitempty"`
@@ -48,6 +49,17 @@ type Parts struct {
 	Offload   float64 `json:"offload"` // copies to and from the host, as far as nothing hides them
 	Host      float64 `json:"host"`    // queueing work, as far as the device waits for it
 }
+
+// Waits is the part of Parts.Gradients in which a step waits for sharded weights.
+type Waits struct {
+	Seconds float64 `json:"seconds"`
+	Share   float64 `json:"share"` // of the step
+	// Fix is a change with which the run fits and waits for at most waitShare of a step; "": none was found.
+	Fix string `json:"fix"`
+}
+
+// A plan reports waits above waitShare of a step.
+const waitShare = 0.1
 
 func (p *Parts) total() float64 {
 	return p.Products + p.Attention + p.Transfers + p.Passes + p.Gradients + p.Optimizer + p.Offload + p.Host
@@ -86,7 +98,7 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options, d *demand) err
 	e.FLOPsPerStep = tokens*(e.FLOPsPerStep-attention) + pairs*attention
 	e.AttentionShare = pairs * attention / e.FLOPsPerStep
 	if o.Costs.Table != nil {
-		parts, err := stepOf(cfg, ranks, o, p.Attention.Backend, &p.Memory, d)
+		parts, waits, err := stepOf(cfg, ranks, o, p.Attention.Backend, &p.Memory, d)
 		if err != nil {
 			return err
 		}
@@ -99,13 +111,17 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options, d *demand) err
 		if peak := o.Machine.Peak(); peak > 0 && backend.DType(cfg) != tensor.F32 {
 			e.MFU = 1e12 * e.TFLOPsPerDevice / peak
 		}
+		if share := waits / e.SecondsPerStep; share > waitShare {
+			e.Waits = &Waits{Seconds: waits, Share: share}
+		}
 		e.Table, e.Date, e.Source, e.Scaled = t.Machine.Device, t.Date, t.Source, !o.Costs.Exact
 	}
 	p.Estimate = e
 	return nil
 }
 
-func stepOf(cfg *config.Config, ranks int, o Options, kernel string, m *Memory, d *demand) (*Parts, error) {
+func stepOf(cfg *config.Config, ranks int, o Options, kernel string, m *Memory, d *demand) (p *Parts,
+	waits float64, err error) {
 	s := &step{
 		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, memory: m, demand: d,
 		costs: o.Costs.Table.For(jobOf(ranks, &o)),
@@ -113,12 +129,12 @@ func stepOf(cfg *config.Config, ranks int, o Options, kernel string, m *Memory, 
 			Gates: o.Machine.Arch == hopper},
 	}
 	if err := s.passes(); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	s.state()
 	s.Offload = m.offloading(o.Machine.HostRate(ranks), s.rehearsal, s.micro())
 	s.host()
-	return &s.Parts, nil
+	return &s.Parts, s.gathers, nil
 }
 
 // jobOf describes the ranks to a cost table. The data sheets of the machine and of the table's device give the ratio of
@@ -155,6 +171,7 @@ type step struct {
 	rehearsal         *rehearsal
 	calls             int     // that the host queues
 	forward, backward float64 // device seconds of the passes, which reductions may hide behind
+	gathers           float64 // of Gradients: waits for sharded weights
 }
 
 // maxRehearsed bounds the tokens whose operations are recorded one by one. Times of more tokens are in proportion.
@@ -252,11 +269,30 @@ func (s *step) state() {
 		}
 	}
 	sums := s.costs.Reduce("all_reduce", s.ranks, sumBytes)
-	if shard == state.ShardParameters { // each pass gathers again
-		gather *= float64(micro)
-		reduce += gather
+	switch {
+	case shard != state.ShardParameters:
+		s.Gradients = exposed(reduce, s.backward, tail, s.on.Shared) + exposed(gather, s.forward, 0, s.on.Shared) + sums
+	case s.on.Shared: // each pass gathers twice
+		s.gathers = 2 * float64(micro) * gather
+		s.Gradients = reduce + s.gathers + sums
+	default:
+		none := func(int) float64 { return 0 }
+		reduced := s.rehearsal.waits(micro, s.memory.Slots, none, s.reduced)
+		all := s.rehearsal.waits(micro, s.memory.Slots, s.gathered, s.reduced)
+		s.gathers, s.Gradients = all-reduced, all+sums
 	}
-	s.Gradients = exposed(reduce, s.backward, tail, s.on.Shared) + exposed(gather, s.forward, 0, s.on.Shared) + sums
+}
+
+// gathered returns the seconds to gather a bucket's weights, trained and frozen.
+func (s *step) gathered(bucket int) float64 {
+	n := weights(s.demand.flat(s.cfg, s.ranks), bucket) * int64(backend.DType(s.cfg).Size())
+	return s.costs.Reduce("all_gather", s.ranks/s.memory.Copies, n)
+}
+
+// reduced returns the seconds to reduce a bucket's gradients.
+func (s *step) reduced(bucket int) float64 {
+	n := s.demand.flat(s.cfg, s.ranks).Buckets[bucket].Size()
+	return s.costs.Reduce("reduce_scatter", s.ranks, wireBytes(s.cfg)*n)
 }
 
 // sumBytes counts the bytes of a step's sums.

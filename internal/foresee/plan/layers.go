@@ -120,15 +120,15 @@ func (m *Memory) settle(cfg *config.Config, ranks int, on machine.Machine, d *de
 // drops no inputs.
 func memoryOf(cfg *config.Config, ranks int, on machine.Machine, d *demand) (Memory, error) {
 	if n := on.Hosts; cfg.Memory.Shard == "parameters" && n > 1 && ranks%n == 0 && ranks > n && on.Memory > 0 {
-		if m, err := memoryWith(cfg, ranks, n, on, d); err != nil || m.Fits && m.Layers.Nothing == 0 {
+		if m, err := memoryWith(cfg, ranks, n, state.LeastSlots, on, d); err != nil || m.Fits && m.Layers.Nothing == 0 {
 			return m, err
 		}
 	}
-	return memoryWith(cfg, ranks, 1, on, d)
+	return memoryWith(cfg, ranks, 1, state.LeastSlots, on, d)
 }
 
-func memoryWith(cfg *config.Config, ranks, copies int, machine machine.Machine, d *demand) (Memory, error) {
-	m := Memory{Device: machine.Memory, RingBuffers: d.buffers, Copies: copies}
+func memoryWith(cfg *config.Config, ranks, copies, slots int, machine machine.Machine, d *demand) (Memory, error) {
+	m := Memory{Device: machine.Memory, RingBuffers: d.buffers, Copies: copies, Slots: slots}
 	m.HostDevice, m.HostReserve = machine.HostMemory()
 	dtype, batch, flat := backend.DType(cfg), sequences(cfg), d.flat(cfg, ranks)
 	m.tokens = batch * d.tokens
@@ -173,5 +173,5 @@ func memoryWith(cfg *config.Config, ranks, copies int, machine machine.Machine, 
 // Room returns the part that a run grows on demand.
 func (m *Memory) Room() state.Room {
 	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens, Layers: m.retain(),
-		Host: m.HostActivations, Copies: m.Copies}
+		Host: m.HostActivations, Copies: m.Copies, Slots: m.Slots}
 }

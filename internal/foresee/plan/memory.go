@@ -35,6 +35,7 @@ type Memory struct {
 	Reserve     int64 `json:"reserve"` // the part of Device that stays free
 
 	Copies          int    `json:"weight_copies"`    // of sharded parameters: one for each host, or 1
+	Slots           int    `json:"weight_slots"`     // layers whose sharded parameters are whole at once
 	Layers          Layers `json:"layers"`           // zero: all activations stay on the device
 	HostActivations int64  `json:"host_activations"` // offloaded by this rank
 	HostOptimizer   int64  `json:"host_optimizer"`   // masters and moments, likewise
@@ -258,7 +259,7 @@ func (m *Memory) state(cfg *config.Config, flat *model.FlatLayout, ranks, batch 
 	_, err := state.New(meter, state.Options{
 		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks, Copies: m.Copies}),
 		Shard:   state.ShardingOf(cfg.Memory.Shard),
-		Compute: dtype, HalfWire: cfg.Precision.GradWire == "bf16", Host: host,
+		Compute: dtype, HalfWire: cfg.Precision.GradWire == "bf16", Host: host, Slots: m.Slots,
 	})
 	if err != nil {
 		return err

@@ -3,6 +3,9 @@
 package plan
 
 import (
+	"fmt"
+	"slices"
+
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
@@ -87,6 +90,7 @@ type Options struct {
 // Make plans a resolved config for that many ranks, and decides what Fit decides. It goes over the
 // schedules of all ranks once.
 func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
+	asked := *cfg
 	spec, err := specOf(cfg, nil, widest(cfg))
 	if err != nil {
 		return nil, err
@@ -126,7 +130,49 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	}
 	p.Config = cfg.Map()
 	p.communication(cfg, ranks, d)
-	return p, p.estimate(cfg, ranks, o, d)
+	if err := p.estimate(cfg, ranks, o, d); err != nil {
+		return nil, err
+	}
+	if w := p.Estimate.Waits; w != nil && !o.Quick {
+		w.Fix = p.hiding(&asked, ranks, o)
+	}
+	return p, nil
+}
+
+// hiding returns a change of the asked config or of the ranks that hides the gathers of weights, the least of its kind;
+// "": none does.
+func (p *Plan) hiding(asked *config.Config, ranks int, o Options) string {
+	type change struct {
+		cfg   config.Config
+		ranks int
+		fix   string
+	}
+	var list, longer, fewer []change
+	c := *asked
+	c.Memory.Shard = "gradients"
+	list = append(list, change{c, ranks, "memory.shard gradients"})
+	for f := 2; f <= 32; f *= 2 {
+		c := *asked
+		if c.Data.SeqLen *= f; c.Data.SeqLen <= c.Model.MaxPositionEmbedding {
+			longer = append(longer, change{c, ranks, fmt.Sprintf("data.seq_len of at least %d", c.Data.SeqLen)})
+		}
+		c = *asked
+		n := asked.Parallel.Context / f
+		if c.Parallel.Context = n; n*f == asked.Parallel.Context && n%c.Parallel.UlyssesDegree(n) == 0 {
+			fewer = append(fewer, change{c, ranks / f, fmt.Sprintf("at most %d ranks", ranks/f)})
+		}
+	}
+	o.Quick, o.Docs, o.Data, o.Chosen = true, nil, nil, nil
+	on := o.Machine
+	for i, x := range slices.Concat(list, longer, fewer) {
+		o.Machine.Hosts = min(on.Hosts, (x.ranks+max(1, on.GPUs)-1)/max(1, on.GPUs))
+		q, err := Make(&x.cfg, x.ranks, o)
+		if err == nil && q.Memory.Fits && q.Estimate.Waits == nil && (i > 0 ||
+			q.Estimate.SecondsPerStep < p.Estimate.SecondsPerStep) {
+			return x.fix
+		}
+	}
+	return ""
 }
 
 func partitionOf(cfg *config.Config, ranks int, spec ring.Spec) Partition {

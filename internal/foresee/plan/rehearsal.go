@@ -6,6 +6,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -18,6 +19,7 @@ type rehearsal struct {
 
 	flat       *model.FlatLayout
 	layers     []layer
+	uses       []use
 	first, all int64   // trained parameters that the forward pass reads before any layer; and of the model
 	begin, end float64 // seconds before the layers; and after them, of the head, the loss and the embedding's gradients
 	at         *float64
@@ -29,7 +31,14 @@ type rehearsal struct {
 type layer struct {
 	forward, backward float64
 	kept              int64 // bytes of saved activations
-	trained, frozen   int64 // matrices
+	trained           int64 // parameters of matrices
+}
+
+// A use is the work of a pass on the weights of a bucket.
+type use struct {
+	bucket  int
+	seconds float64
+	done    []int // buckets with complete gradients then
 }
 
 // run rehearses a run of cfg with the layers of m.
@@ -38,30 +47,37 @@ func (r *rehearsal) run(cfg *config.Config, m *Memory, d *demand) error {
 		r.layers = append(r.layers, layer{kept: bytes})
 	}
 	flat := d.flat(cfg, 1)
-	for i, b := range flat.Buckets {
+	for _, b := range flat.Buckets {
 		if b.Layer < 0 {
 			continue
 		}
-		l := &r.layers[b.Layer]
-		if l.trained += b.Size(); flat.Frozen != nil {
-			l.frozen += flat.Frozen.Buckets[i].Size()
-		}
+		r.layers[b.Layer].trained += b.Size()
 	}
 	r.flat, r.first, r.all, r.at = flat, flat.Buckets[flat.Embedding()].Size(), flat.Size(), &r.begin
 	opt := m.options(cfg)
 	opt.Hooks.Use, opt.Hooks.Done = r.use, r.done
-	record := cost.Recorder(func(w cost.Work) { *r.at += r.seconds(w) })
+	record := cost.Recorder(func(w cost.Work) { r.spend(r.seconds(w)) })
 	err := model.Rehearse(&cfg.Model.Config, opt, r.batch, r.tokens, backend.DType(cfg), record, r)
 	r.begin, r.end = r.share*r.begin, r.share*r.end
 	for i := range r.layers {
 		l := &r.layers[i]
 		l.forward, l.backward = r.share*l.forward, r.share*l.backward
 	}
+	for i := range r.uses {
+		r.uses[i].seconds *= r.share
+	}
 	return err
+}
+
+// spend adds the seconds of an operation.
+func (r *rehearsal) spend(t float64) {
+	*r.at += t
+	r.uses[len(r.uses)-1].seconds += t
 }
 
 // use begins the operations on the weights of a bucket.
 func (r *rehearsal) use(bucket, _ int) error {
+	r.uses = append(r.uses, use{bucket: bucket})
 	i := r.flat.Buckets[bucket].Layer
 	switch {
 	case i >= 0 && r.turned:
@@ -75,8 +91,9 @@ func (r *rehearsal) use(bucket, _ int) error {
 }
 
 // done ends the operations on the gradients of a bucket.
-func (r *rehearsal) done(int) error {
-	r.at = &r.end
+func (r *rehearsal) done(bucket int) error {
+	last := &r.uses[len(r.uses)-1]
+	r.at, last.done = &r.end, append(last.done, bucket)
 	return nil
 }
 
@@ -99,7 +116,7 @@ type passTime struct {
 
 // mix adds a pass of attention. Its times are for all tokens.
 func (r *rehearsal) mix(p passTime) error {
-	*r.at += p.compute / r.share
+	r.spend(p.compute / r.share)
 	x := &r.mixing
 	x.compute, x.exposed, x.calls = x.compute+p.compute, x.exposed+p.exposed, x.calls+p.calls
 	return nil
@@ -113,6 +130,51 @@ func (r *rehearsal) Forward(layer int, _ attention.Partial, _, _, _ tensor.View)
 // Backward implements model.Attention.
 func (r *rehearsal) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View, _ attention.Partial) error {
 	return r.mix(r.attention[layer].backward)
+}
+
+// weights returns the parameters of a bucket, trained and frozen.
+func weights(flat *model.FlatLayout, bucket int) int64 {
+	n := flat.Buckets[bucket].Size()
+	if flat.Frozen != nil {
+		n += flat.Frozen.Buckets[bucket].Size()
+	}
+	return n
+}
+
+// waits returns the seconds for which a step of micro passes waits for a link that gathers sharded weights, into slots
+// for layers, and reduces gradients in between. gather and reduce return the seconds of a bucket's transfers.
+func (r *rehearsal) waits(micro, slots int, gather, reduce func(bucket int) float64) float64 {
+	var now, link, work, reductions, one, all float64
+	idle := func() { // until now, the link reduces
+		if now > link {
+			reductions, link = max(0, reductions-(now-link)), now
+		}
+	}
+	arrives := map[int]float64{} // by slot
+	slot := func(b int) int { return state.StageOf(r.flat, b, slots) }
+	resident := state.Residence{Flat: r.flat, Slot: slot, Holds: map[int]int{}, Gather: func(b int) error {
+		idle()
+		link += gather(b)
+		arrives[slot(b)] = link
+		return nil
+	}}
+	for range min(micro, 2) { // the others are as the second
+		for i, u := range r.uses {
+			next := r.flat.Embedding()
+			if i+1 < len(r.uses) {
+				next = r.uses[i+1].bucket
+			}
+			resident.Use(u.bucket, next)
+			now = max(now, arrives[slot(u.bucket)]) + u.seconds
+			work += u.seconds
+			idle()
+			for _, b := range u.done {
+				reductions += reduce(b)
+			}
+		}
+		one, all = all, max(now, link+reductions)-work
+	}
+	return all + float64(max(micro-2, 0))*(all-one)
 }
 
 // offloading returns the seconds that copies to and from the host, at a rate, add to a step of micro passes.

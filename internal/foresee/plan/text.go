@@ -52,6 +52,14 @@ func (p *Plan) Summary(w io.Writer, columns int, data []string) error {
 		}
 		b.WriteByte('\n')
 	}
+	if t := e.Waits; t != nil {
+		fix := "no longer samples and no fewer ranks that fit hide it"
+		if t.Fix != "" {
+			fix = "to hide it, use " + t.Fix
+		}
+		fmt.Fprintf(&b, "waits       %s of a step (%.0f%%) for weights of other ranks; %s\n", readable.Seconds(t.Seconds),
+			100*t.Share, fix)
+	}
 	fmt.Fprintf(&b, "backend     %s on %s: %s\n", p.Attention.Backend, p.machine, p.Attention.Reason)
 	fmt.Fprintf(&b, "ranks       %d (context %d x data %d): algorithm %s, layout %s, balance %.2f\n",
 		pt.Ranks, pt.Context, pt.Data, p.hopsBy, pt.Layout, pt.Balance)
