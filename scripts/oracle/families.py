@@ -7,16 +7,19 @@ bfloat16, which training begins with.
 
 import copy
 import pathlib
+import re
 import sys
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, Glm4MoeConfig,
                           Glm4MoeForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM,
                           LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, MistralConfig,
                           MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
                           Olmo3Config, Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
-                          Qwen3MoeConfig, Qwen3MoeForCausalLM, SeedOssConfig, SeedOssForCausalLM, SmolLM3Config,
-                          SmolLM3ForCausalLM)
+                          Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM, SeedOssConfig,
+                          SeedOssForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
 
 import parity
 
@@ -39,6 +42,15 @@ FULL_ONLY = dict(full_attention=dict(rope_type="yarn", rope_theta=50000.0, facto
 EXPERTS = dict(COMMON, num_experts_per_tok=2)
 SINKS = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64, beta_fast=32.0,
              beta_slow=1.0, truncate=False)
+PARTIAL = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25)
+QWEN = dict(COMMON, head_dim=16, rope_parameters=dict(PARTIAL, mrope_section=[1, 1, 0], mrope_interleaved=True))
+SHARED = dict({**QWEN, "num_experts_per_tok": 2}, num_experts=8, moe_intermediate_size=24,
+              shared_expert_intermediate_size=20)
+NEXT = dict(SHARED, rope_parameters=PARTIAL)
+FULL = dict(layer_types=["full_attention"] * 2)
+# The length of a document is two of the chunks of the linear layers.
+LINEAR = dict(num_hidden_layers=3, layer_types=["linear_attention", "linear_attention", "full_attention"],
+              linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
 
 # Windows and trained lengths are shorter than the sequences, so that each key moves the loss.
 FAMILIES = {
@@ -73,17 +85,33 @@ FAMILIES = {
                                                    attention_bias=True), RUN),
     "gpt_oss": (GptOssForCausalLM, GptOssConfig(**{**EXPERTS, "intermediate_size": 24}, head_dim=16,
                                                 num_local_experts=8, sliding_window=8, rope_parameters=SINKS), RUN),
+    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**QWEN, **FULL}), RUN),
+    "qwen3_5_moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**{**SHARED, **FULL}), RUN),
+    "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig(**{**NEXT, **FULL}, mlp_only_layers=[0]), RUN),
+    "qwen3_5-linear": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**QWEN, **LINEAR}), RUN),
+    "qwen3_5_moe-linear": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**{**SHARED, **LINEAR}), RUN),
+    "qwen3_next-linear": (Qwen3NextForCausalLM, Qwen3NextConfig(**{**NEXT, **LINEAR}), RUN),
 }
+
+
+def adds_one(model, name):
+    """Whether the norms of a model add 1 to their weights; those of linear layers do not."""
+    return model.config.model_type.startswith(("gemma", "qwen3_5", "qwen3_next")) and "linear_attn" not in name
 
 
 def randomise(model):
     """Biases and sinks are around 0, and so are norms that add 1. All other vectors are around 1. Every value is one of
-    bfloat16, except those of a correction of routers. Some gates of gpt_oss are beyond their limit of 7."""
+    bfloat16, except those of a correction of routers. Some gates of gpt_oss are beyond their limit of 7. The first
+    head of a linear layer forgets slowly, so that its state crosses chunks and ranks."""
     parity.randomise(model)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if name.endswith(("bias", "sinks")) or "gemma" in model.config.model_type and p.dim() == 1:
+            if name.endswith(("bias", "sinks")) or adds_one(model, name) and p.dim() == 1:
                 p.normal_(0, 0.3)
+            if name.endswith("conv1d.weight"):
+                p.normal_(0, 0.6)
+            if name.endswith("A_log"):
+                p.copy_(torch.tensor([-3.0, -1.0, 0.5, 2.0]))
             if model.config.model_type == "gpt_oss" and name.endswith("gate_up_proj"):
                 p.mul_(5)
             p.copy_(p.bfloat16().float())
@@ -99,8 +127,25 @@ def save(model, out):
     for name, b in corrections.items():
         rounded.get_submodule(name.rpartition(".")[0]).e_score_correction_bias = b
     rounded.save_pretrained(out)
+    if model.config.model_type == "qwen3_5_moe_text":
+        fuse(out / "model.safetensors")
     (out / "model.safetensors").chmod(0o644)
     (out / "generation_config.json").unlink(missing_ok=True)
+
+
+def fuse(path):
+    """Stacks the experts, as the published files of qwen3_5_moe have them; transformers writes one by one."""
+    tensors = load_file(path)
+    expert = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+    parts = {}
+    for name in list(tensors):
+        if found := expert.fullmatch(name):
+            parts.setdefault(found[1], {})[int(found[2]), found[3]] = tensors.pop(name)
+    for name, of in parts.items():
+        count = len(of) // 3
+        tensors[name + ".gate_up_proj"] = torch.stack([torch.cat([of[e, "gate"], of[e, "up"]]) for e in range(count)])
+        tensors[name + ".down_proj"] = torch.stack([of[e, "down"] for e in range(count)])
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def train(model, t, run):

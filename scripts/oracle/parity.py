@@ -70,7 +70,7 @@ def write_tokens(path, t):
 
 
 def train(model, t, seq, weight_decay, grad_clip, steps=STEPS):
-    is_matrix = {n: p.dim() > 1 and not n.endswith("bias") for n, p in model.named_parameters()}
+    is_matrix = {n: p.dim() > 1 and not n.endswith(("bias", "conv1d.weight")) for n, p in model.named_parameters()}
     matrices = [p for n, p in model.named_parameters() if is_matrix[n]]
     vectors = [p for n, p in model.named_parameters() if not is_matrix[n]]
     opt = torch.optim.AdamW([dict(params=matrices, weight_decay=weight_decay), dict(params=vectors, weight_decay=0.0)],
