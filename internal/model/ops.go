@@ -81,6 +81,10 @@ type Elementwise interface {
 	GLU(y, gate, up View, act kernels.Activation)
 	// GLUBackward sets dgate and dup; they may be gate and up.
 	GLUBackward(dgate, dup, dy, gate, up View, act kernels.Activation)
+	// Gate sets y = x * sigmoid(gate). gate has the columns of x, or one for all of them. y may be x.
+	Gate(y, x, gate View)
+	// GateBackward sets dx and dgate. dx may be dy, and dgate may be gate.
+	GateBackward(dx, dgate, dy, x, gate View)
 	// Affine sets y = x * scale + shift, of one type. y may be x.
 	Affine(y, x View, scale, shift float64)
 	// SoftCap replaces x by limit * tanh(x / limit).

@@ -96,6 +96,8 @@ func (nopOps) NormRope(_, _, _, _, _, _ View, _ float64)                        
 func (nopOps) NormRopeBackward(_, _, _, _, _, _, _, _ View)                                  {}
 func (nopOps) GLU(_, _, _ View, _ kernels.Activation)                                        {}
 func (nopOps) GLUBackward(_, _, _, _, _ View, _ kernels.Activation)                          {}
+func (nopOps) Gate(_, _, _ View)                                                             {}
+func (nopOps) GateBackward(_, _, _, _, _ View)                                               {}
 func (nopOps) Affine(_, _ View, _, _ float64)                                                {}
 func (nopOps) SoftCap(_ View, _ float64)                                                     {}
 func (nopOps) Embed(_, _, _ View)                                                            {}

@@ -258,6 +258,27 @@ func (refOps) GLUBackward(dgate, dup, dy, gate, up View, act kernels.Activation)
 	put(dup, U)
 }
 
+func (refOps) Gate(y, x, gate View) {
+	X, G := get(x), get(gate)
+	for i := range X {
+		X[i] *= 1 / (1 + math.Exp(-G[i*len(G)/len(X)]))
+	}
+	put(y, X)
+}
+
+func (refOps) GateBackward(dx, dgate, dy, x, gate View) {
+	X, G, DY := get(x), get(gate), get(dy)
+	DG := make([]float64, len(G))
+	for i := range X {
+		at := i * len(G) / len(X)
+		s := 1 / (1 + math.Exp(-G[at]))
+		DG[at] += DY[i] * X[i] * s * (1 - s)
+		DY[i] *= s
+	}
+	put(dx, DY)
+	put(dgate, DG)
+}
+
 func (refOps) Affine(y, x View, scale, shift float64) {
 	X := get(x)
 	for i := range X {

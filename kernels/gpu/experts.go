@@ -266,18 +266,21 @@ func (c *Ops) groupProduct(op string, g groupCall) {
 	})
 }
 
+// experts is the program of most operations here.
+const experts = "ops_experts"
+
 // rowsAtOnce is ROWS in ops_experts.cu: rows of a block, a warp each.
 const rowsAtOnce = 8
 
-// rowwise queues a kernel of ops_experts.cu by rows of n elements. vs must be aligned for its vectors.
-func (c *Ops) rowwise(op, kernel, name string, grid func(lanes int) cuda.Dim, n int, args *cuda.Args, vs ...View) {
+// rowwise queues a kernel by rows of n elements. vs must be aligned for its vectors.
+func (c *Ops) rowwise(op, program, kernel, name string, grid func(lanes int) cuda.Dim, n int, args *cuda.Args, vs ...View) {
 	c.stream.Do(op, func() error {
 		t := vs[0].DType()
 		lanes := lanesOf(t)
 		if n%lanes != 0 || !aligned16(vs...) {
 			kernel, lanes = kernel+"any_", 1
 		}
-		return c.launchShared("ops_experts", kernel+name+typeNames[t], grid(lanes), cuda.Dim{X: 32, Y: rowsAtOnce},
+		return c.launchShared(program, kernel+name+typeNames[t], grid(lanes), cuda.Dim{X: 32, Y: rowsAtOnce},
 			32*rowsAtOnce*lanes*4, args) // shared memory for group_sum
 	})
 }
@@ -292,7 +295,7 @@ func (c *Ops) GroupAdd(y, bias View, p kernels.Pairs) {
 	const op = "group add"
 	pairs, n := checkBias(op, bias, kernels.Operand{View: y}, View{}, p)
 	args := cuda.Struct(new(cuda.Args).View(y).View(bias), pairs).Int(n)
-	c.rowwise(op, "group_add_", "", eachPlace(y.Rows()), n, args, y, bias)
+	c.rowwise(op, experts, "group_add_", "", eachPlace(y.Rows()), n, args, y, bias)
 }
 
 // checkBias panics unless bias, float32 [1, 1, 1, E*n], dy [P or T, n], and weight, float32 for each pair or the zero
@@ -320,7 +323,7 @@ func (c *Ops) GroupSum(sum View, dy kernels.Operand, weight View, p kernels.Pair
 	pairs, n := checkBias(op, sum, dy, weight, p)
 	grid := func(lanes int) cuda.Dim { return cuda.Dim{X: ceilDiv(n, 32*lanes), Y: int(pairs.Experts)} }
 	args := new(cuda.Args).View(sum).View(dy.View).Int(int(cInt(dy.ByToken))).View(weight)
-	c.rowwise(op, "group_sum_", "", grid, n, cuda.Struct(args, pairs).Int(n), dy.View)
+	c.rowwise(op, experts, "group_sum_", "", grid, n, cuda.Struct(args, pairs).Int(n), dy.View)
 }
 
 // GroupDot adds to the element of each pair in dweight the product of its rows of dy [P or T, n] and of bias.
@@ -328,7 +331,7 @@ func (c *Ops) GroupDot(dweight View, dy kernels.Operand, bias View, p kernels.Pa
 	const op = "group dot"
 	pairs, n := checkBias(op, bias, dy, dweight, p)
 	args := new(cuda.Args).View(dweight).View(dy.View).Int(int(cInt(dy.ByToken))).View(bias)
-	c.rowwise(op, "group_dot_", "", eachPlace(int(pairs.Count)), n, cuda.Struct(args, pairs).Int(n), dy.View, bias)
+	c.rowwise(op, experts, "group_dot_", "", eachPlace(int(pairs.Count)), n, cuda.Struct(args, pairs).Int(n), dy.View, bias)
 }
 
 // GroupGLU sets y [P, I] to act(gate) * up, the halves of the columns of x [P, 2*I].
@@ -338,7 +341,7 @@ func (c *Ops) GroupGLU(y, x View, act kernels.Activation) {
 	denseActivations(op, y, x)
 	shape.Must(x.Rows() == rows && x.Cols() == 2*n && gluNames[act] != "", op, y, x)
 	args := new(cuda.Args).View(y).View(x).Int(rows).Int(n)
-	c.rowwise(op, "group_"+gluNames[act], "", eachPlace(rows), n, args, y, x)
+	c.rowwise(op, experts, "group_"+gluNames[act], "", eachPlace(rows), n, args, y, x)
 }
 
 // GroupGLUBackward sets, for y of GroupGLU and the weight w of a place's pair, dweight to the sum of da*y over I, dx to
@@ -353,7 +356,7 @@ func (c *Ops) GroupGLUBackward(dx, wy, dweight, da, x, weight View, p kernels.Pa
 	checkWeight(op, dweight, p)
 	checkWeight(op, weight, p)
 	args := new(cuda.Args).View(dx).View(wy).View(dweight).View(da).View(x).View(weight)
-	c.rowwise(op, "group_"+gluNames[act], "backward_", eachPlace(rows), n, cuda.Struct(args, pairs).Int(n), dx, wy, da, x)
+	c.rowwise(op, experts, "group_"+gluNames[act], "backward_", eachPlace(rows), n, cuda.Struct(args, pairs).Int(n), dx, wy, da, x)
 }
 
 // Combine sets out [T, n] to add plus the sum over a token's choices, in their order, of weight times its row of y

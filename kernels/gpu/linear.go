@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/internal/base/cuda/blas"
@@ -344,6 +345,30 @@ func (c *Ops) GLU(y, gate, up View, act kernels.Activation) {
 				lo)).Int64(int64(n))
 		})
 	})
+}
+
+// Gate sets y = x * sigmoid(gate). gate has the columns of x, or one for all of them. y may be x.
+func (c *Ops) Gate(y, x, gate View) { c.gate("gate", "gate_", gate, []View{y, x}, []View{gate}) }
+
+// GateBackward sets dx and dgate. dx may be dy, and dgate may be gate.
+func (c *Ops) GateBackward(dx, dgate, dy, x, gate View) {
+	c.gate("gate backward", "gate_backward_", gate, []View{dx, dy, x}, []View{dgate, gate})
+}
+
+// gate queues a kernel with views of the shape of x, then those of the gate's.
+func (c *Ops) gate(op, kernel string, gate View, wide, gates []View) {
+	x, args, all := wide[len(wide)-1], new(cuda.Args), slices.Concat(wide, gates)
+	rows, n, m := x.Rows(), x.Cols(), gate.Cols()
+	denseActivations(op, all...)
+	shape.Must(gate.Rows() == rows && (m == n || m == 1) && shape.SameShape(wide...) && shape.SameShape(gates...), op,
+		all...)
+	for _, v := range all {
+		args.View(v)
+	}
+	if m == n {
+		wide = all
+	}
+	c.rowwise(op, "ops_glu", kernel, "", eachPlace(rows), n, args.Int(rows).Int(n).Int(int(cInt(m == n))), wide...)
 }
 
 // GLUBackward sets dgate = dy * up * act'(gate) and dup = dy * act(gate). dgate may be gate, and dup may be up.

@@ -136,6 +136,14 @@ func (r Recorder) CrossEntropy(_, logits, _ View, _, _ float64, grad bool) {
 	r.pass(op, logits.DType(), n)
 }
 
+// Gate records a product with sigmoids.
+func (r Recorder) Gate(y, x, gate View) { r.pass("copy", y.DType(), sizeOf(y, x, gate)) }
+
+// GateBackward records its gradients.
+func (r Recorder) GateBackward(dx, dgate, dy, x, gate View) {
+	r.pass("swiglu backward", dy.DType(), sizeOf(dx, dgate, dy, x, gate))
+}
+
 // Affine records a scaled and shifted copy.
 func (r Recorder) Affine(y, x View, _, _ float64) { r.pass("copy", y.DType(), sizeOf(y, x)) }
 

@@ -257,6 +257,40 @@ func (r *rig) glu(act kernels.Activation) {
 	})
 }
 
+// testGate covers gates of each element and of each row, in place and not, and gates with a sigmoid of 0 or 1.
+func testGate(r *rig) {
+	shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 1, 9}, {2, 3, 5, 7}, {1, 130, 1, 257}, {1, 9, 3, 64}, {1, 3, 1, 516}}
+	for _, perRow := range []bool{false, true} {
+		each(r, shapes, func(r *rig, s [4]int) {
+			heads, dim := s[2], s[3]
+			if perRow {
+				heads, dim = 1, 1
+			}
+			x, xs := r.random(r.act, s[0], s[1], s[2], s[3])
+			dy, dys := r.random(r.act, s[0], s[1], s[2], s[3])
+			_, gates := r.random(r.act, s[0], s[1], heads, dim)
+			if len(gates) > 2 {
+				gates[0], gates[len(gates)-1] = -20000, 20000
+			}
+			gate, gates := r.put(r.act, gates, s[0], s[1], heads, dim)
+			wantY, wantDX, wantGate := refGate(dys, xs, gates)
+			y, dx := r.garbage(r.act, s[0], s[1], s[2], s[3]), r.garbage(r.act, s[0], s[1], s[2], s[3])
+			dgate := r.garbage(r.act, s[0], s[1], heads, dim)
+			r.ops.Gate(y, x, gate)
+			r.close("y", y, wantY)
+			r.ops.GateBackward(dx, dgate, dy, x, gate)
+			r.close("dx", dx, wantDX)
+			r.close("dgate", dgate, wantGate)
+			r.ops.GateBackward(dy, gate, dy, x, gate)
+			r.close("dx in place of dy", dy, wantDX)
+			r.close("dgate in place of gate", gate, wantGate)
+			gate, _ = r.put(r.act, gates, s[0], s[1], heads, dim)
+			r.ops.Gate(x, x, gate)
+			r.close("y in place of x", x, wantY)
+		})
+	}
+}
+
 // testMaps covers Affine and SoftCap, in place and not.
 func testMaps(r *rig) {
 	shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 1, 9}, {2, 3, 5, 7}, {1, 130, 1, 257}}

@@ -46,6 +46,7 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		{"RopeConvention", testRopeConvention},
 		{"RopeTranspose", testRopeTranspose},
 		{"GLU", testGLU},
+		{"Gate", testGate},
 		{"Maps", testMaps},
 		{"Dropout", testDropout},
 		{"Embed", testEmbed},
@@ -261,6 +262,11 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 	r.ops.Linear(gate, y, w, View{})
 	r.ops.GLU(dy, gate, up, kernels.SiLU)
 	r.ops.GLUBackward(gate, up, dy, gate, up, kernels.SiLU)
+	one := random(r.act, 1, seq, 1, 1)
+	r.ops.Gate(dy, dy, gate)
+	r.ops.Gate(dy, dy, one)
+	r.ops.GateBackward(dy, gate, dy, up, gate)
+	r.ops.GateBackward(dy, one, dy, up, one)
 	r.ops.LinearDX(dx, up, w, true)
 	r.ops.LinearDW(dw, up, x, true)
 	r.ops.SumRows(dnorm, x)
@@ -269,7 +275,7 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 	r.ops.Linear(logits, y, table, View{})
 	r.ops.CrossEntropy(loss, logits, r.ints(targets, 1, seq, 1, 1), 0.5, 0, true)
 
-	results := []View{x, y, inv, gate, up, dy, dx, dw, dnorm, dtable, logits, loss}
+	results := []View{x, y, inv, gate, one, up, dy, dx, dw, dnorm, dtable, logits, loss}
 	results = append(results, r.expertResults()...)
 	h := sha256.New()
 	for _, v := range results {

@@ -144,6 +144,18 @@ func refGLUBackward(dy, gate, up []float64, act kernels.Activation) (dgate, dup 
 	return dgate, dup
 }
 
+// refGate returns x times the sigmoids of gates, one for each element or for each row, and the gradients given dy.
+func refGate(dy, x, gate []float64) (y, dx, dgate []float64) {
+	y, dx, dgate = zeros(len(x)), zeros(len(x)), zeros(len(gate))
+	for i, v := range x {
+		at := i * len(gate) / len(x)
+		s := 1 / (1 + math.Exp(-gate[at]))
+		y[i], dx[i] = v*s, dy[i]*s
+		dgate[at] += dy[i] * v * s * (1 - s)
+	}
+	return y, dx, dgate
+}
+
 func refMap(xs []float64, f func(float64) float64) []float64 {
 	ys := zeros(len(xs))
 	for i, x := range xs {

@@ -43,6 +43,13 @@ func TestReferenceGradients(t *testing.T) {
 		differences(t, "glu dup", up, dup, func() float64 { return dot(dy, refGLU(gate, up, act)) })
 	}
 
+	for _, g := range [][]float64{normal(9), normal(3)} {
+		_, dx, dgate := refGate(dy, up, g)
+		loss := func() float64 { y, _, _ := refGate(dy, up, g); return dot(dy, y) }
+		differences(t, "gate dx", up, dx, loss)
+		differences(t, "gate dgate", g, dgate, loss)
+	}
+
 	table, ids, dy := normal(4*3), []int32{3, 1, 3}, normal(3*3)
 	differences(t, "embed", table, refEmbedBackward(dy, ids, 4, 3),
 		func() float64 { return dot(dy, refEmbed(table, ids, 3)) })

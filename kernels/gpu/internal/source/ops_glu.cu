@@ -1,4 +1,4 @@
-// Gated activations, y = act(gate) * up, and their backward passes.
+// Gated activations, y = act(gate) * up, gates, y = x * sigmoid(gate), and their backward passes.
 #include "glu.cuh"
 
 // The elements of a block: each thread has VECTORS of L, a block apart.
@@ -72,10 +72,66 @@ template <class T, class ACT> __device__ __forceinline__ void glu_backward(T* dg
     dgate[i] = from_float<T##_t>(g[0]), dup[i] = from_float<T##_t>(u[0]);                                     \
   }
 
+// gate_rows has a warp for each row. The gate is each element's, or one for all of them.
+template <class T, int L> __device__ __forceinline__ void gate_rows(T* y, const T* x, const T* gate, int rows, int n,
+    int each) {
+  int row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= rows) return;
+  long long at = (long long)row * n;
+  float one = sigmoid<T>(to_float(gate[each ? at : row])).up;
+  for (int c = threadIdx.x * L; c < n; c += 32 * L) {
+    float v[L], g[L];
+    load(v, x + at + c);
+    if (each) load(g, gate + at + c);
+#pragma unroll
+    for (int i = 0; i < L; i++) v[i] *= each ? sigmoid<T>(g[i]).up : one;
+    store(y + at + c, v);
+  }
+}
+
+// gate_rows_backward works in place: a thread loads its elements before it stores results.
+template <class T, int L> __device__ __forceinline__ void gate_rows_backward(T* dx, const T* dy, const T* x, T* dgate,
+    const T* gate, int rows, int n, int each) {
+  int row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= rows) return;
+  long long at = (long long)row * n;
+  Sigmoid s = {};
+  if (!each) s = sigmoid<T>(to_float(gate[row]));
+  float sum = 0;
+  for (int c = threadIdx.x * L; c < n; c += 32 * L) {
+    float d[L], v[L], g[L];
+    load(d, dy + at + c), load(v, x + at + c);
+    if (each) load(g, gate + at + c);
+#pragma unroll
+    for (int i = 0; i < L; i++) {
+      if (each) s = sigmoid<T>(g[i]);
+      g[i] = d[i] * v[i] * s.up * s.down;
+      sum += g[i];
+      d[i] *= s.up;
+    }
+    store(dx + at + c, d);
+    if (each) store(dgate + at + c, g);
+  }
+  sum = warp_sum(sum);
+  if (!each && threadIdx.x == 0) dgate[row] = from_float<T>(sum);
+}
+
+#define GATES(NAME, T, L)                                                                                     \
+  extern "C" __global__ void __launch_bounds__(256) gate_##NAME##T(T##_t* y, const T##_t* x,                  \
+      const T##_t* gate, int rows, int n, int each) {                                                         \
+    gate_rows<T##_t, L>(y, x, gate, rows, n, each);                                                           \
+  }                                                                                                           \
+  extern "C" __global__ void __launch_bounds__(256) gate_backward_##NAME##T(T##_t* dx, const T##_t* dy,       \
+      const T##_t* x, T##_t* dgate, const T##_t* gate, int rows, int n, int each) {                           \
+    gate_rows_backward<T##_t, L>(dx, dy, x, dgate, gate, rows, n, each);                                      \
+  }
+
 using fp32_t = float;
-#define GLUS(T)          \
-  GLU(swiglu_, T, SiLU) \
-  GLU(geglu_, T, GELU)  \
+#define GLUS(T)            \
+  GATES(, T, LANES<T##_t>) \
+  GATES(any_, T, 1)        \
+  GLU(swiglu_, T, SiLU)    \
+  GLU(geglu_, T, GELU)     \
   GLU(clamped_, T, Clamped)
 
 GLUS(bf16)
