@@ -11,6 +11,9 @@ import (
 //	h   = Wo attention(q, k, v);  with a norm of the branch, its norm, or scaled
 //	q   = rope(norm(qRaw)), qRaw = Wq n1, n1 = norm(x); k likewise; without head norms in place
 //
+// With gates, Wo multiplies the result times their sigmoids. The projection of queries has the rows of a head's gate
+// after those of the head.
+//
 // Sinks are folded in after all hops, so no transfer or kernel knows of them.
 type attend struct{ *layer }
 
@@ -18,21 +21,27 @@ type attendViews struct {
 	q, k, v    View // [B, S, H, D], [B, S, K, D], [B, S, K, Dv], rotated
 	qRaw, kRaw View // with head norms, the inputs of these; else zero
 	qInv, kInv View // [B, S, H, 1], [B, S, K, 1], of head norms; [B, S, 1, 1] of norms over all heads
+	outGate    View // [B, S, H, Dv], the gate of the result, if the family has it; later its gradient
 	inv1, n1   View // [B, S, 1, 1] and [B, S, 1, E], the norm of x, if the family has it; else zero
 
+	gated         View // [B, S, H, Dv], the result times the gate's sigmoid
 	proj, projInv View // [B, S, 1, E], [B, S, 1, 1]: if the summand is not the product, the product and its scale
 }
 
 func (l *attend) views(list []saved, m *Model, s *activations) []saved {
 	t, f, x, e := m.dtype, m.accum, l.Mixer, m.cfg.HiddenSize
 	raw, branch, input := l.copies(hf.QueryNorm), m.changes(l.layer, hf.AttentionNorm), l.copies(hf.InputNorm)
-	qInv, kInv := x.Heads, x.KVHeads
+	gates, qInv, kInv := 0, x.Heads, x.KVHeads
+	if x.Gated {
+		gates = x.Heads
+	}
 	if x.WideNorms {
 		qInv, kInv = 1, 1
 	}
 	return append(list, []saved{
 		{&s.out.O, t, x.Heads, x.DimV, ofOutput},
 		{&s.out.LSE, f, x.Heads, 1, ofOutput},
+		{&s.outGate, t, gates, x.DimV, ofOutput}, // the output needs it
 		{&s.q, t, x.Heads, x.Dim, ofMixer},
 		{&s.k, t, x.KVHeads, x.Dim, ofMixer},
 		{&s.v, t, x.KVHeads, x.DimV, ofMixer},
@@ -42,6 +51,7 @@ func (l *attend) views(list []saved, m *Model, s *activations) []saved {
 		{&s.kInv, f, raw * kInv, 1, ofMixer},
 		{&s.inv1, f, input, 1, ofMixerTile},
 		{&s.n1, t, input, e, ofMixerTile},
+		{&s.gated, t, gates, x.DimV, ofTile},
 		{&s.proj, t, branch, e, ofTile},
 		{&s.projInv, f, branch, 1, ofTile},
 	}...)
@@ -56,7 +66,7 @@ func (l *attend) forward(p *pass, s *activations, known bool) error {
 		t := p.tile(l.layer, &rows, lo, hi)
 		q, k := t.raw()
 		n1 := l.input(p, &t, false)
-		p.project(l.layer, hf.Query, q, n1, View{})
+		l.queries(p, q, n1, &t)
 		p.project(l.layer, hf.Key, k, n1, View{})
 		p.project(l.layer, hf.Value, t.v, n1, View{})
 	}
@@ -72,6 +82,31 @@ func (l *attend) forward(p *pass, s *activations, known bool) error {
 		err = p.ops.FoldSink(s.out.O, s.out.LSE, byHead(sinks))
 	}
 	return err
+}
+
+// queries sets q, and the gates of the result.
+func (l *attend) queries(p *pass, q, n1 View, t *activations) {
+	if t.outGate.IsZero() {
+		p.project(l.layer, hf.Query, q, n1, View{})
+		return
+	}
+	defer p.a.Release(p.a.Mark())
+	both, of, gates := l.joint(p, q)
+	p.project(l.layer, hf.Query, both, n1, View{})
+	p.ops.Copy(l.heads(q), of)
+	p.ops.Copy(l.heads(t.outGate), gates)
+}
+
+// joint allocates the result of the projection of queries with their gates, and returns the parts of each in it.
+func (l *attend) joint(p *pass, q View) (both, of, gates View) {
+	d := l.Mixer.Dim
+	both = p.a.Alloc(p.dtype, 1, q.Rows(), l.Mixer.Heads, d+l.Mixer.DimV)
+	return rows(both), both.Slice(tensor.Dim, 0, d), both.Slice(tensor.Dim, d, d+l.Mixer.DimV)
+}
+
+// heads returns the query heads of a tile, [1, T, H, D].
+func (l *attend) heads(v View) View {
+	return v.Reshape([4]int{1, v.Rows(), l.Mixer.Heads, v.Cols() / l.Mixer.Heads})
 }
 
 // byHead returns a vector as [1, 1, H, 1].
@@ -131,11 +166,16 @@ func (p *pass) angles(table int) (cos, sin View) {
 }
 
 func (l *attend) output(p *pass, t *activations) {
+	o := t.out.O
+	if !t.gated.IsZero() {
+		o = t.gated
+		p.ops.Gate(o, t.out.O, t.outGate)
+	}
 	if t.proj.IsZero() {
-		p.project(l.layer, hf.Output, t.h, t.out.O, View{})
+		p.project(l.layer, hf.Output, t.h, o, View{})
 		return
 	}
-	p.project(l.layer, hf.Output, t.proj, t.out.O, View{})
+	p.project(l.layer, hf.Output, t.proj, o, View{})
 	p.summand(l.layer, hf.AttentionNorm, t.h, t.projInv, t.proj)
 }
 
@@ -144,8 +184,15 @@ func (l *attend) outputBackward(p *pass, do, d View, t *activations) {
 		p.summandBackward(l.layer, hf.AttentionNorm, t.proj, d, t.projInv)
 		d = t.proj
 	}
-	p.projectDW(l.layer, hf.Output, d, t.out.O)
+	o := t.out.O
+	if !t.gated.IsZero() {
+		o = t.gated
+	}
+	p.projectDW(l.layer, hf.Output, d, o)
 	p.linearDX(do, d, l.at(hf.Output), false)
+	if !t.gated.IsZero() {
+		p.ops.GateBackward(do, t.outGate, do, t.out.O, t.outGate)
+	}
 }
 
 func (l *attend) backward(p *pass, d, do View, s *activations) error {
@@ -184,6 +231,13 @@ func (l *attend) backward(p *pass, d, do View, s *activations) error {
 
 // inputBackward needs no gradient of the norm's input if no parameter below is trained.
 func (l *attend) inputBackward(p *pass, d, dq, dk, dv View, t *activations) {
+	defer p.a.Release(p.a.Mark())
+	if !t.outGate.IsZero() {
+		both, of, gates := l.joint(p, dq)
+		p.ops.Copy(of, l.heads(dq))
+		p.ops.Copy(gates, l.heads(t.outGate))
+		dq = both
+	}
 	n1, normed := l.input(p, t, true), !t.n1.IsZero()
 	p.projectDW(l.layer, hf.Query, dq, n1)
 	p.projectDW(l.layer, hf.Key, dk, n1)

@@ -21,6 +21,14 @@ func TestLayoutsStayThoseOfOldCheckpoints(t *testing.T) {
 			NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 8, AttentionBias: true, MLPBias: true,
 			NumExperts: 4, NumExpertsPerTok: 2, MoEIntermediateSize: 12, NSharedExperts: 1,
 			TieWordEmbeddings: family != hf.Llama}
+		if f := cfg.Family(); f.Interval > 0 {
+			cfg.LayerTypes = []string{hf.LinearAttention, hf.FullAttention}
+			cfg.LinearNumKeyHeads, cfg.LinearNumValueHeads, cfg.LinearConvKernelDim = 2, 4, 4
+			cfg.LinearKeyHeadDim, cfg.LinearValueHeadDim = 8, 6
+			if f.Experts != nil {
+				cfg.NSharedExperts, cfg.SharedExpertIntermediateSize = 0, 10
+			}
+		}
 		list := func(what string, l *FlatLayout) {
 			fmt.Fprintf(&out, "%s: %s\n", family, what)
 			for b, bucket := range l.Buckets {

@@ -24,16 +24,18 @@ type mlp interface {
 func newMLP(l *layer) mlp {
 	switch {
 	case l.MLP.Experts.Count == 0:
-		return &gated{l, hf.Gate, hf.Up, hf.Down}
+		return &gated{l, hf.Gate, hf.Up, hf.Down, ""}
 	case l.MLP.Width == 0:
 		return &experts{layer: l}
 	}
-	return &experts{l, &gated{l, hf.SharedGate, hf.SharedUp, hf.SharedDown}}
+	return &experts{l, &gated{l, hf.SharedGate, hf.SharedUp, hf.SharedDown, hf.SharedScale}}
 }
 
 type mlpViews struct {
 	inv2, n2    View // [B, S, 1, 1] and [B, S, 1, E], the norm of h, if the family has it; else zero
 	gate, up, y View // [B, S, 1, F]
+	// With a factor for each token: its argument, [B, S, 1, 1], and the product of y with it.
+	scale, scaled View
 	expertViews
 
 	// If the summand is not the mlp's result, that, its scale and, for a tile that is computed again, the summand.
@@ -92,34 +94,56 @@ func (l *mlpBranch) backward(p *pass, d View, t *activations) {
 	p.ops.RMSNormBackward(d, norm.g, dn2, t.h, t.inv2, norm.w, true)
 }
 
-// gated is the MLP of llama, Wdown y with y = act(Wgate x) * Wup x.
+// gated is the MLP of llama, Wdown y with y = act(Wgate x) * Wup x. If the layer has the part scale, y is multiplied by
+// the sigmoid of its product with x.
 type gated struct {
 	*layer
-	gate, up, down hf.Role
+	gate, up, down, scale hf.Role
 }
 
 func (l *gated) views(list []saved, m *Model, s *activations) []saved {
-	t, f := m.dtype, l.MLP.Width
-	return append(list, saved{&s.gate, t, 1, f, ofTile}, saved{&s.up, t, 1, f, ofTile}, saved{&s.y, t, 1, f, ofTile})
+	t, f, scales := m.dtype, l.MLP.Width, l.copies(l.scale)
+	return append(list, saved{&s.gate, t, 1, f, ofTile}, saved{&s.up, t, 1, f, ofTile}, saved{&s.y, t, 1, f, ofTile},
+		saved{&s.scale, t, scales, 1, ofTile}, saved{&s.scaled, t, scales, f, ofTile})
 }
 
 func (l *gated) forward(p *pass, t *activations, y, x, add View) {
 	p.project(l.layer, l.gate, t.gate, x, View{})
 	p.project(l.layer, l.up, t.up, x, View{})
 	p.ops.GLU(t.y, t.gate, t.up, p.act)
-	if !y.IsZero() {
-		p.project(l.layer, l.down, y, t.y, add)
+	if !t.scale.IsZero() {
+		p.project(l.layer, l.scale, t.scale, x, View{})
+		p.ops.Gate(t.scaled, t.y, t.scale)
 	}
+	if !y.IsZero() {
+		p.project(l.layer, l.down, y, l.result(t), add)
+	}
+}
+
+// result returns the input of the last product.
+func (l *gated) result(t *activations) View {
+	if t.scale.IsZero() {
+		return t.y
+	}
+	return t.scaled
 }
 
 // backward reuses the memory of activations that are no longer needed.
 func (l *gated) backward(p *pass, dx, dy, x View, t *activations, accumulate bool) {
-	p.projectDW(l.layer, l.down, dy, t.y)
-	p.linearDX(t.y, dy, l.at(l.down), false)
+	result := l.result(t)
+	p.projectDW(l.layer, l.down, dy, result)
+	p.linearDX(result, dy, l.at(l.down), false)
+	if !t.scale.IsZero() {
+		p.ops.GateBackward(result, t.scale, result, t.y, t.scale)
+		p.projectDW(l.layer, l.scale, t.scale, x)
+	}
 	dgate, dup := t.gate, t.up
-	p.ops.GLUBackward(dgate, dup, t.y, t.gate, t.up, p.act)
+	p.ops.GLUBackward(dgate, dup, result, t.gate, t.up, p.act)
 	p.projectDW(l.layer, l.gate, dgate, x)
 	p.projectDW(l.layer, l.up, dup, x)
 	p.linearDX(dx, dgate, l.at(l.gate), accumulate)
 	p.linearDX(dx, dup, l.at(l.up), true)
+	if !t.scale.IsZero() {
+		p.linearDX(dx, t.scale, l.at(l.scale), true)
+	}
 }

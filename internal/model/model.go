@@ -258,7 +258,7 @@ func (p *pass) shift() {
 		s.to = p.a.Alloc(s.from.DType(), 1, 1, 1, s.from.Size())
 		vectors := s.flat.Vectors()
 		for i, param := range s.flat.Params {
-			if s.flat.Of(i) == vectors && param.Kind == hf.Scale {
+			if s.flat.Of(i) == vectors && p.cfg.Centred(param.Tensor) {
 				param.Offset -= s.flat.Buckets[vectors].Lo
 				p.at(param).w = param.View(s.to)
 			}

@@ -34,9 +34,9 @@ func NewParam(t hf.Tensor, cfg *hf.Config) Param {
 	case adapts && !isB:
 		p.Bound = 1 / math.Sqrt(float64(t.Shape[1])) // Kaiming's, as PEFT's
 	case adapts:
-	case matrix:
+	case matrix, t.Kind == hf.Filter:
 		p.Std = cmp.Or(cfg.InitializerRange, 0.02)
-	case !cfg.Family().ZeroCentred && t.Kind == hf.Scale:
+	case t.Kind == hf.Scale && !cfg.Centred(t):
 		p.Mean = 1
 	}
 	return p

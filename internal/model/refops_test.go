@@ -367,9 +367,10 @@ func (refOps) Zero(vs ...View) {
 }
 
 func (refOps) Copy(dst, src View) {
-	dense := tensor.New(src.DType(), shape(src)...)
-	tensor.Copy(dense, src)
-	put(dst, get(dense))
+	from, to := tensor.New(src.DType(), shape(src)...), tensor.New(dst.DType(), shape(dst)...)
+	tensor.Copy(from, src)
+	put(to, get(from))
+	tensor.Copy(dst, to)
 }
 
 func (refOps) Dropout(y, x, tokens View, d kernels.Dropout) {

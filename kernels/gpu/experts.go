@@ -273,7 +273,8 @@ const experts = "ops_experts"
 const rowsAtOnce = 8
 
 // rowwise queues a kernel by rows of n elements. vs must be aligned for its vectors.
-func (c *Ops) rowwise(op, program, kernel, name string, grid func(lanes int) cuda.Dim, n int, args *cuda.Args, vs ...View) {
+func (c *Ops) rowwise(op, program, kernel, name string, grid func(lanes int) cuda.Dim, n int, args *cuda.Args,
+	vs ...View) {
 	c.stream.Do(op, func() error {
 		t := vs[0].DType()
 		lanes := lanesOf(t)
@@ -331,7 +332,8 @@ func (c *Ops) GroupDot(dweight View, dy kernels.Operand, bias View, p kernels.Pa
 	const op = "group dot"
 	pairs, n := checkBias(op, bias, dy, dweight, p)
 	args := new(cuda.Args).View(dweight).View(dy.View).Int(int(cInt(dy.ByToken))).View(bias)
-	c.rowwise(op, experts, "group_dot_", "", eachPlace(int(pairs.Count)), n, cuda.Struct(args, pairs).Int(n), dy.View, bias)
+	c.rowwise(op, experts, "group_dot_", "", eachPlace(int(pairs.Count)), n, cuda.Struct(args, pairs).Int(n), dy.View,
+		bias)
 }
 
 // GroupGLU sets y [P, I] to act(gate) * up, the halves of the columns of x [P, 2*I].
@@ -356,7 +358,8 @@ func (c *Ops) GroupGLUBackward(dx, wy, dweight, da, x, weight View, p kernels.Pa
 	checkWeight(op, dweight, p)
 	checkWeight(op, weight, p)
 	args := new(cuda.Args).View(dx).View(wy).View(dweight).View(da).View(x).View(weight)
-	c.rowwise(op, experts, "group_"+gluNames[act], "backward_", eachPlace(rows), n, cuda.Struct(args, pairs).Int(n), dx, wy, da, x)
+	c.rowwise(op, experts, "group_"+gluNames[act], "backward_", eachPlace(rows), n, cuda.Struct(args, pairs).Int(n), dx,
+		wy, da, x)
 }
 
 // Combine sets out [T, n] to add plus the sum over a token's choices, in their order, of weight times its row of y

@@ -85,11 +85,11 @@ FAMILIES = {
                                                    attention_bias=True), RUN),
     "gpt_oss": (GptOssForCausalLM, GptOssConfig(**{**EXPERTS, "intermediate_size": 24}, head_dim=16,
                                                 num_local_experts=8, sliding_window=8, rope_parameters=SINKS), RUN),
-    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**QWEN, **FULL}), RUN),
-    "qwen3_5_moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**{**SHARED, **FULL}), RUN),
+    "qwen3_5_text": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**QWEN, **FULL}), RUN),
+    "qwen3_5_moe_text": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**{**SHARED, **FULL}), RUN),
     "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig(**{**NEXT, **FULL}, mlp_only_layers=[0]), RUN),
-    "qwen3_5-linear": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**QWEN, **LINEAR}), RUN),
-    "qwen3_5_moe-linear": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**{**SHARED, **LINEAR}), RUN),
+    "qwen3_5_text-linear": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**QWEN, **LINEAR}), RUN),
+    "qwen3_5_moe_text-linear": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**{**SHARED, **LINEAR}), RUN),
     "qwen3_next-linear": (Qwen3NextForCausalLM, Qwen3NextConfig(**{**NEXT, **LINEAR}), RUN),
 }
 

@@ -28,6 +28,7 @@ func (c *Config) Check() []Fault {
 		c.checkRotation(&f)
 	}
 	c.checkExperts(&f)
+	c.checkHybrid(&f)
 	c.checkBalance(&f)
 	c.checkRope(&f)
 	c.checkWindow(&f)
@@ -122,13 +123,22 @@ func (c *Config) checkWindow(f *faults) {
 	if family != nil && family.Windows.Uniform && slices.Contains(c.LayerTypes, FullAttention) {
 		f.add("layer_types", "all layers of %s slide or none; remove it", family.Name)
 	}
+	if family != nil && family.Interval > 0 && c.SlidingWindow > 0 {
+		f.add("sliding_window", ignored, c.SlidingWindow, family.Name)
+	}
 	for i, t := range c.LayerTypes {
 		if f.has("layer_types") {
 			break // one fault is enough
 		}
+		other := SlidingAttention
+		if family != nil && family.Interval > 0 {
+			other = LinearAttention
+		}
 		switch {
-		case t != FullAttention && t != SlidingAttention:
-			f.add("layer_types", "entry %d is %.64q; write full_attention or sliding_attention", i, t)
+		case t != FullAttention && t != other:
+			f.add("layer_types", "entry %d is %.64q; write full_attention or %s", i, t, other)
+		case t == LinearAttention:
+			f.add("layer_types", "entry %d is linear_attention: cprun lacks its gated delta rule", i)
 		case t == SlidingAttention && c.SlidingWindow == 0:
 			f.add("sliding_window", "missing, but layer_types[%d] is sliding_attention; write a number of tokens", i)
 		}

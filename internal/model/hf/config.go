@@ -56,6 +56,8 @@ type Config struct {
 	// for all tokens.
 	MoEIntermediateSize int `json:"moe_intermediate_size"`
 	NSharedExperts      int `json:"n_shared_experts"`
+	// SharedExpertIntermediateSize is that width in other families, which scale the MLP by a sigmoid for each token.
+	SharedExpertIntermediateSize int `json:"shared_expert_intermediate_size"`
 	// These are Normalize, Scale, Groups and Kept of a kernels.Router.
 	NormTopkProb        bool    `json:"norm_topk_prob"`
 	RoutedScalingFactor float64 `json:"routed_scaling_factor"`
@@ -66,6 +68,13 @@ type Config struct {
 	RouterAuxLossCoef  float64 `json:"router_aux_loss_coef"`
 	// FusedExperts: files have all experts of a layer in one tensor, where the family has two forms.
 	FusedExperts bool
+
+	// These are the fields of Delta.
+	LinearConvKernelDim int `json:"linear_conv_kernel_dim"`
+	LinearKeyHeadDim    int `json:"linear_key_head_dim"`
+	LinearValueHeadDim  int `json:"linear_value_head_dim"`
+	LinearNumKeyHeads   int `json:"linear_num_key_heads"`
+	LinearNumValueHeads int `json:"linear_num_value_heads"`
 
 	UseQKNorm bool `json:"use_qk_norm"` // queries and keys have norms, in families with the key
 
@@ -79,8 +88,8 @@ type Config struct {
 
 	// SlidingWindow is the tokens that a token sees, itself included; 0 for all of them.
 	SlidingWindow int `json:"sliding_window"`
-	// LayerTypes has "full_attention" or "sliding_attention" for each layer; empty: every layer slides if SlidingWindow
-	// is set.
+	// LayerTypes has "full_attention", "sliding_attention" or "linear_attention" for each layer; empty: every layer slides
+	// if SlidingWindow is set. Families with linear layers always have it.
 	LayerTypes []string `json:"layer_types"`
 
 	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as written in config.json. Training takes PaddingRow from
@@ -105,6 +114,7 @@ type Config struct {
 const (
 	FullAttention    = "full_attention"
 	SlidingAttention = "sliding_attention"
+	LinearAttention  = "linear_attention"
 )
 
 // RopeScaling stretches rotary frequencies beyond the trained length.

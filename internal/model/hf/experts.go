@@ -43,8 +43,9 @@ func (c *Config) mixture() MLP {
 	r := f.Experts.Router
 	r.Normalize = r.Normalize || c.NormTopkProb
 	r.Scale, r.Groups, r.Kept = c.RoutedScalingFactor, c.NGroup, c.TopkGroup
-	return MLP{Width: c.NSharedExperts * width, Experts: Experts{Count: c.NumExperts, Chosen: c.NumExpertsPerTok,
-		Width: width, Bias: f.Tensors[ExpertDown.Bias()] != "", Router: r}}
+	shared := c.SharedExpertIntermediateSize
+	return MLP{Width: shared + c.NSharedExperts*width, Scaled: shared > 0, Experts: Experts{Count: c.NumExperts,
+		Chosen: c.NumExpertsPerTok, Width: width, Bias: f.Tensors[ExpertDown.Bias()] != "", Router: r}}
 }
 
 // stack finds the places of experts in files.
@@ -97,8 +98,9 @@ func (c *Config) checkExperts(f *faults) {
 		return
 	}
 	experts, groups, kept := c.NumExperts, max(c.NGroup, 1), max(c.TopkGroup, 1)
-	for i, v := range []int{experts, c.NumExpertsPerTok, c.MoEIntermediateSize} {
-		key := []string{"num_experts", "num_experts_per_tok", widthKey}[i]
+	for i, v := range []int{experts, c.NumExpertsPerTok, c.MoEIntermediateSize,
+		c.SharedExpertIntermediateSize} {
+		key := []string{"num_experts", "num_experts_per_tok", widthKey, sharedKey}[i]
 		if v == 0 && slices.Contains(family.Keys, key) {
 			f.add(key, "missing; %s needs it", family.Name)
 		}

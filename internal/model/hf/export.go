@@ -159,6 +159,14 @@ func (m Model) inFiles() (list []filed) {
 			list[i].parts = append(list[i].parts, p)
 		}
 	}
+	for _, f := range list { // parts of a key head alternate
+		slices.SortStableFunc(f.parts, func(a, b piece) int {
+			if a.Step > 0 {
+				return 0
+			}
+			return cmp.Compare(a.start, b.start)
+		})
+	}
 	return list
 }
 
@@ -330,6 +338,12 @@ func writeRope(m map[string]any, c *Config) {
 	if part, ok := m["partial_rotary_factor"]; ok {
 		v5["partial_rotary_factor"] = part
 	}
+	for _, key := range mropeKeys {
+		if raw, ok := c.Unused[key]; ok {
+			v5[key] = raw
+			delete(m, key)
+		}
+	}
 	if c.localRope() {
 		m["rope_parameters"] = map[string]any{FullAttention: v5,
 			SlidingAttention: map[string]any{"rope_type": "default", "rope_theta": m[localKey]}}
@@ -362,6 +376,9 @@ func writeWindow(m map[string]any, c *Config) {
 	delete(m, "layer_types")
 	if c.SlidingWindow == 0 && f.Defaults.SlidingWindow == 0 {
 		delete(m, "sliding_window")
+	}
+	if f.Interval > 0 {
+		m["layer_types"] = c.LayerTypes
 	}
 	if _, ok := m["sliding_window"]; !ok || f.Windows.Uniform {
 		return

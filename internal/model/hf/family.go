@@ -39,6 +39,11 @@ type Family struct {
 	Activation    kernels.Activation
 	ActivationKey string
 	Experts       *Mixture // nil: none
+	// Gated: the result of attention is multiplied by the sigmoid of a second half of the query's projection.
+	Gated bool
+	// Interval: without layer_types, layers of a number that it divides have attention, the others a delta rule. 0: none
+	// has.
+	Interval int
 	// WideNorms of queries and keys are over all heads.
 	WideNorms bool
 	// ZeroCentred norms multiply by 1 + weight.
@@ -88,6 +93,8 @@ func (n Names) biases(roles ...Role) Names {
 type Fused struct {
 	Name  string // without the prefix of the layer
 	Roles []Role // in the order of their rows
+	// ByKeyHead: the tensor has these rows of the first key head of a delta rule, then those of the next.
+	ByKeyHead bool
 }
 
 // Tensor is a parameter of a model. Layer is -1 outside the layers.
@@ -100,6 +107,7 @@ type Tensor struct {
 
 	Blocks  []Block // its places in files, one after the other, for each expert in turn; nil: the tensor of its name
 	Experts int     // 0: none
+	First   int     // the first row among those of the roles of a Fused
 
 	FileRows int // the rows in the files of a resized model, if fewer: the others begin as their mean; 0: all
 }
@@ -128,7 +136,7 @@ func (c *Config) Tensors() []Tensor {
 			switch {
 			case layer >= 0:
 				t.Name = fmt.Sprintf(f.Layer, layer) + name
-				c.fuse(&t, parts)
+				c.fuse(&t, layers[layer].Mixer.Delta, parts)
 				c.stack(&t, layers[layer].MLP.Experts)
 			case kind == Product:
 				t.FileRows = c.FileVocab
@@ -152,6 +160,7 @@ func (c *Config) Tensors() []Tensor {
 		add(i, Scale, parts[i]...)
 		add(i, Bias, parts[i]...)
 		add(i, Fixed, parts[i]...)
+		add(i, Filter, parts[i]...)
 	}
 	add(-1, Scale, Part{Norm, Scale, []int{c.HiddenSize}, false})
 	return list
@@ -166,20 +175,36 @@ func (c *Config) name(r Role) string {
 	return f.Tensors[r]
 }
 
-// fuse finds the place of t in a fused tensor.
-func (c *Config) fuse(t *Tensor, parts []Part) {
+// fuse finds the place of t in a fused tensor, or of a filter.
+func (c *Config) fuse(t *Tensor, d Delta, parts []Part) {
 	f := c.Family()
+	if t.Kind == Filter {
+		t.Blocks = []Block{{Name: t.Name, Shape: []int{t.Shape[0] / d.Conv, 1, d.Conv}, Rows: t.Shape[0]}}
+	}
 	for _, fused := range f.Fused {
-		b, rows := Block{Name: fmt.Sprintf(f.Layer, t.Layer) + fused.Name}, 0
-		for _, r := range fused.Roles {
-			if r == t.Role {
-				b.Rows, b.Before = t.Shape[0], rows*t.Shape[1]
-			}
-			rows += parts[slices.IndexFunc(parts, func(p Part) bool { return p.Role == r })].Shape[0]
+		if !slices.Contains(fused.Roles, t.Role) {
+			continue
 		}
-		if b.Rows > 0 {
-			b.Shape = []int{rows, t.Shape[1]}
-			t.Blocks = []Block{b}
+		heads, before, all, own := 1, 0, 0, []int(nil) // before and all are rows of a head
+		for _, r := range fused.Roles {
+			rows := []int{parts[slices.IndexFunc(parts, func(p Part) bool { return p.Role == r })].Shape[0]}
+			if fused.ByKeyHead {
+				heads, rows = d.KeyHeads, d.ofKeyHead(r)
+			}
+			if r == t.Role {
+				before, own = all, rows
+			}
+			for _, n := range rows {
+				all += n
+			}
+		}
+		t.First = heads * before
+		for _, n := range own {
+			for h := range heads {
+				t.Blocks = append(t.Blocks, Block{Name: fmt.Sprintf(f.Layer, t.Layer) + fused.Name,
+					Shape: []int{heads * all, t.Shape[1]}, Rows: n, Before: (h*all + before) * t.Shape[1]})
+			}
+			before += n
 		}
 	}
 }
@@ -231,6 +256,9 @@ func Register(f Family) {
 		layer.MLP = MLP{Experts: Experts{Count: 1}}
 	}
 	parts := layer.Parts(0)
+	if f.Interval > 0 {
+		parts = append(parts, Delta{}.parts(0)...)
+	}
 	for _, p := range append(parts, Part{Role: Embedding}, Part{Role: Head}, Part{Role: Norm}) {
 		missing = missing || f.Tensors[p.Role] == "" && !p.Optional
 	}
@@ -381,7 +409,8 @@ func init() {
 		Name: "phi3", Class: "Phi3ForCausalLM", About: "phi3 is llama with partial rotation and longrope; its files " +
 			"hold q, k, v as one tensor, gate and up as another", Tensors: llamaNames, Layer: llamaLayer,
 		Fused: []Fused{
-			{"self_attn.qkv_proj.weight", []Role{Query, Key, Value}}, {"mlp.gate_up_proj.weight", []Role{Gate, Up}},
+			{Name: "self_attn.qkv_proj.weight", Roles: []Role{Query, Key, Value}},
+			{Name: "mlp.gate_up_proj.weight", Roles: []Role{Gate, Up}},
 		},
 		Partial: true, Ropes: []string{"longrope"}, RopeNames: map[string]string{"su": "longrope", "yarn": "longrope"},
 		Defaults: Config{MaxPositionEmbedding: 4096, RMSNormEps: 1e-5}, Trained: 4096, Pad: 32001,

@@ -8,7 +8,8 @@ import (
 
 func TestFamiliesAreRegisteredOnceAndWhole(t *testing.T) {
 	if got := Families(); !slices.Equal(got, []string{Gemma2, Gemma3, "glm4_moe", "gpt_oss", "granite", Llama, "ministral3", "mistral", "mixtral",
-		"olmo2", "olmo3", "phi3", "qwen2", Qwen3, "qwen3_moe", "seed_oss", "smollm3"}) {
+		"olmo2", "olmo3", "phi3", "qwen2", Qwen3, "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
+		"seed_oss", "smollm3"}) {
 		t.Errorf("families are %v", got)
 	}
 	nameless := *families[Llama]
@@ -63,7 +64,7 @@ func TestFilesOfFamilies(t *testing.T) {
 		`"model_type":"seed_oss","residual_dropout":0.1,` + shape:      "residual_dropout: 0.1 is not supported",
 		`"model_type":"mistral3","text_config":{"model_type":"other"}`: `model_type: "mistral3" is not supported`,
 		`"model_type":"llama","logits_scaling":2,` + shape:             "logits_scaling: 2 is not supported in llama",
-		`"model_type":"qwen3_5_text",` + shape:                         `"qwen3_5_text" is not supported: cprun lacks delta-rule layers`,
+		`"model_type":"qwen3_5_text",` + shape:                         "entry 0 is linear_attention: cprun lacks its gated delta rule",
 	} {
 		if _, err := readText(t, "{"+text+"}"); err == nil || !strings.Contains(err.Error(), fault) {
 			t.Errorf("%s: %v, want %q", text, err, fault)

@@ -18,8 +18,8 @@ type Rope struct {
 	Key, Query int // the tables of its keys and of its queries
 }
 
-// A Mixer describes the branch that mixes tokens: attention. A key of this type stands for all layers that share masks,
-// schedules, kernels and costs.
+// A Mixer describes the branch that mixes tokens: attention, or a delta rule. A key of this type stands for all layers
+// that share masks, schedules, kernels and costs.
 type Mixer struct {
 	Heads, KVHeads int
 	Dim, DimV      int // of a head: of q and k, and of v
@@ -27,12 +27,16 @@ type Mixer struct {
 	Bias           bool
 	WideNorms      bool // the norms of queries and keys are over all heads
 	Sinks          bool // see attention.Sinks
+	Gated          bool // the rows of a query head are followed by those of a gate of its result
+
+	Delta Delta // in place of attention, if not zero
 }
 
 // An MLP describes the branch that treats each token alone: a gated MLP, a mixture of experts, or the sum of both.
 type MLP struct {
 	Width   int // of gate and up; 0: experts alone
 	Bias    bool
+	Scaled  bool    // beside experts, by a sigmoid of each token
 	Experts Experts // zero: none
 }
 
@@ -61,6 +65,7 @@ const (
 	Scale               // of a norm
 	Bias                // added to a product
 	Fixed               // a vector that training leaves as it is
+	Filter              // of a convolution, those of each channel one after the other
 )
 
 // These are the parts of attention. The biases follow attention_bias.
@@ -69,11 +74,24 @@ const (
 	QueryNorm     Role = "query norm" // of each head or of all, before rotation
 	KeyNorm       Role = "key norm"
 	AttentionNorm Role = "attention norm" // of the result, before the sum
-	Query         Role = "query"
+	Query         Role = "query"          // with gates, of each head its rows, then those of its gate
 	Key           Role = "key"
 	Value         Role = "value"
 	Output        Role = "output"
 	Sinks         Role = "sinks" // [heads]
+)
+
+// These are the parts of a delta rule. Its norm has a plain weight in all families.
+const (
+	DeltaQKV    Role = "delta qkv"    // before the convolution
+	DeltaZ      Role = "delta z"      // of the gate of the result
+	DeltaB      Role = "delta b"      // [heads, hidden]: beta = sigmoid(b)
+	DeltaA      Role = "delta a"      // likewise: g = -exp(log) softplus(a + time)
+	DeltaConv   Role = "delta conv"   // [channels of qkv * rows], in files [channels, 1, rows]
+	DeltaLog    Role = "delta log"    // [heads]
+	DeltaTime   Role = "delta time"   // [heads]
+	DeltaNorm   Role = "delta norm"   // [dimV], of the result
+	DeltaOutput Role = "delta output" // [hidden, heads*dimV]
 )
 
 // These are the parts of a gated MLP. The biases follow mlp_bias.
@@ -95,6 +113,8 @@ const (
 	SharedGate Role = "shared gate"
 	SharedUp   Role = "shared up"
 	SharedDown Role = "shared down"
+	// SharedScale, [1, hidden], is the factor of that MLP, through a sigmoid.
+	SharedScale Role = "shared scale"
 )
 
 // Bias returns the role of a projection's bias.
@@ -105,17 +125,24 @@ func (r Role) Bias() Role { return r + " bias" }
 func (l Layer) Parts(hidden int) []Part { return append(l.Mixer.parts(hidden), l.MLP.parts(hidden)...) }
 
 func (m Mixer) parts(hidden int) []Part {
+	if m.Delta != (Delta{}) {
+		return m.Delta.parts(hidden)
+	}
 	q, k, v, o := m.Heads*m.Dim, m.KVHeads*m.Dim, m.KVHeads*m.DimV, m.Heads*m.DimV
 	qNorm, kNorm := m.Dim, m.Dim
 	if m.WideNorms {
 		qNorm, kNorm = q, k
+	}
+	rows := q
+	if m.Gated {
+		rows = 2 * q
 	}
 	list := []Part{
 		{InputNorm, Scale, []int{hidden}, true},
 		{QueryNorm, Scale, []int{qNorm}, true},
 		{KeyNorm, Scale, []int{kNorm}, true},
 		{AttentionNorm, Scale, []int{hidden}, true},
-		{Query, Product, []int{q, hidden}, false},
+		{Query, Product, []int{rows, hidden}, false},
 		{Key, Product, []int{k, hidden}, false},
 		{Value, Product, []int{v, hidden}, false},
 		{Output, Product, []int{hidden, o}, false},
@@ -140,6 +167,9 @@ func (m MLP) parts(hidden int) []Part {
 			{ExpertDown, Product, []int{e.Count * hidden, e.Width}, false},
 		}, e.Bias)...)
 		list = append(list, Part{Correction, Fixed, []int{e.Count}, true})
+		if m.Scaled {
+			list = append(list, Part{SharedScale, Product, []int{1, hidden}, false})
+		}
 	}
 	if m.Width == 0 {
 		return list
@@ -170,10 +200,14 @@ func (c *Config) Layer(i int) Layer {
 		MLP: MLP{Width: c.IntermediateSize, Bias: c.MLPBias},
 	}
 	if f != nil {
-		l.Mixer.WideNorms, l.Mixer.Sinks = f.WideNorms, f.Tensors[Sinks] != ""
+		l.Mixer.WideNorms, l.Mixer.Sinks, l.Mixer.Gated = f.WideNorms, f.Tensors[Sinks] != "", f.Gated
 	}
 	if c.mixes(i) {
 		l.MLP = c.mixture()
+	}
+	if i < len(c.LayerTypes) && c.LayerTypes[i] == LinearAttention {
+		l.Mixer, l.Rope = Mixer{Delta: c.delta(), Window: -1}, Rope{-1, -1}
+		return l
 	}
 	if c.SlidingWindow > 0 && (len(c.LayerTypes) == 0 || c.LayerTypes[i] == SlidingAttention) {
 		l.Mixer.Window = c.SlidingWindow - 1
@@ -187,6 +221,11 @@ func (c *Config) Layer(i int) Layer {
 		l.Rope = Rope{1, 1}
 	}
 	return l
+}
+
+// Centred reports whether a parameter is a norm that multiplies by 1 + weight.
+func (c *Config) Centred(t Tensor) bool {
+	return c.Family().ZeroCentred && t.Kind == Scale && t.Role != DeltaNorm
 }
 
 // Layers describes all layers.

@@ -56,7 +56,7 @@ func (t Tensor) pieces(off, n int64) iter.Seq[piece] {
 			for _, b := range t.blocks() {
 				lo, hi := max(off, at), min(off+n, at+int64(b.Rows*t.cols()))
 				if lo < hi {
-					p := piece{Block: b, of: t, in: Tensor{b.Name, b.Shape, t.Role, t.Kind, t.Layer, nil, 0, 0},
+					p := piece{Block: b, of: t, in: Tensor{Name: b.Name, Shape: b.Shape, Role: t.Role, Kind: t.Kind, Layer: t.Layer},
 						start: int64(b.Before), off: lo - at, n: hi - lo, at: lo}
 					if t.Experts > 0 && strings.Contains(b.Name, "%d") {
 						p.in.Name = fmt.Sprintf(b.Name, e)

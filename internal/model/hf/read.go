@@ -68,6 +68,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	refuse(f, o)
 	readKeys(&c, o)
 	readNoRope(&c, o)
+	readHybrid(&c, o)
 	rope := readRope(&c, o)
 	c.Derive()
 	readWindow(&c, o)
@@ -85,10 +86,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	}
 	for _, key := range unusedKeys {
 		if raw, ok := o.keys[key]; ok && f.Experts != nil {
-			if c.Unused == nil {
-				c.Unused = map[string]json.RawMessage{}
-			}
-			c.Unused[key] = raw
+			c.keep(key, raw)
 		}
 	}
 	for _, key := range []string{"dtype", "torch_dtype"} { // in transformers 5 and 4
@@ -112,6 +110,14 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 		return nil, faults
 	}
 	return &c, nil
+}
+
+// keep adds to Unused.
+func (c *Config) keep(key string, raw json.RawMessage) {
+	if c.Unused == nil {
+		c.Unused = map[string]json.RawMessage{}
+	}
+	c.Unused[key] = raw
 }
 
 // unwrapped returns the description of the language model in a larger one, such as of text and images. The keys outside
@@ -150,8 +156,8 @@ var lacking = map[string]string{
 	"granitemoe": "its experts", "minimax_m2": "its experts",
 	"llama4_text":      "chunked attention and experts",
 	"granitemoehybrid": "Mamba2 layers", "nemotron_h": "Mamba2 layers",
-	"kimi_linear": "delta-rule layers", "qwen3_5": "delta-rule layers", "qwen3_5_text": "delta-rule layers",
-	"qwen3_5_moe": "delta-rule layers and experts", "qwen3_next": "delta-rule layers and experts",
+	"kimi_linear": "delta-rule layers with a decay for each channel",
+	"qwen4_exp":   "sparse indexers and hyper-connections", "qwen4_exp_text": "sparse indexers and hyper-connections",
 }
 
 // architecture returns the family of a file. If unknown, it adds a fault and returns "".
@@ -275,6 +281,9 @@ func (c *Config) Derive() {
 	if f := families[c.Architecture]; f != nil && c.NoRopeLayers == nil && f.NoRope > 0 {
 		c.NoRopeLayers = NoRopeLayers(min(c.NumHiddenLayers, maxLayers), f.NoRope)
 	}
+	if f := families[c.Architecture]; f != nil && f.Interval > 0 {
+		c.deriveHybrid(f)
+	}
 	if s := c.RopeScaling; s != nil {
 		if s.Type == "yarn" && s.OriginalMax == 0 {
 			s.OriginalMax = c.MaxPositionEmbedding
@@ -316,7 +325,8 @@ func readWindow(c *Config, o object) {
 		}
 	}
 	other := func(t string) bool { return t != FullAttention }
-	if c.LayerTypes != nil && len(c.LayerTypes) == c.NumHiddenLayers && !slices.ContainsFunc(c.LayerTypes, other) {
+	if c.LayerTypes != nil && len(c.LayerTypes) == c.NumHiddenLayers && c.Family().Interval == 0 &&
+		!slices.ContainsFunc(c.LayerTypes, other) {
 		// No layer slides: use one form for it.
 		c.SlidingWindow, c.LayerTypes = 0, nil
 	}
@@ -387,8 +397,14 @@ func readRope(c *Config, o object) string {
 	if c.PartialRotaryFactor = r.number("partial_rotary_factor", c.PartialRotaryFactor); c.PartialRotaryFactor == 1 {
 		c.PartialRotaryFactor = 0
 	}
-	if r.has("mrope_section") {
-		r.fault("mrope_section", "rotation by image coordinates is not supported")
+	for _, key := range mropeKeys {
+		switch {
+		case !r.has(key):
+		case f.Interval > 0:
+			c.keep(key, r.keys[key])
+		default:
+			r.fault(key, "rotation by image coordinates is not supported")
+		}
 	}
 	kind := r.text("rope_type", r.text("type", "default"))
 	kind = cmp.Or(f.RopeNames[kind], kind)

@@ -13,7 +13,7 @@ import (
 // The export of a family has the keys, names, shapes and bytes of the files that transformers wrote.
 func TestFamiliesAreExportedAsTheyWereRead(t *testing.T) {
 	for _, name := range []string{"glm4_moe", "gpt_oss", "granite", "llama-bias", "ministral3", "mistral", "mixtral", "olmo2", "olmo3",
-		"phi3", "qwen2", "qwen3_moe", "seed-oss", "smollm3"} {
+		"phi3", "qwen2", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed-oss", "smollm3"} {
 		dir, out := filepath.Join("../testdata/families", name), filepath.Join(t.TempDir(), name)
 		c, err := ReadConfig(dir)
 		if err != nil {

@@ -151,6 +151,8 @@ func chooseOfFamily(c *hf.Config, r *rand.Rand) {
 	switch f.Name {
 	case "glm4_moe":
 		c.FirstKDenseReplace, c.NSharedExperts, c.UseQKNorm = r.IntN(2), 1, r.IntN(2) == 0
+	case "qwen3_5_moe_text", "qwen3_next":
+		c.SharedExpertIntermediateSize = 3 + r.IntN(9)
 	case "granite":
 		c.AttentionMultiplier, c.EmbeddingMultiplier, c.ResidualMultiplier, c.LogitsScaling = 0.2, 3, 0.7, 2
 	case "ministral3":
