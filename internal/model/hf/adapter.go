@@ -152,9 +152,20 @@ func (c *Config) Adapters() (list []Tensor) {
 	if l == nil {
 		return nil
 	}
+	var last *Tensor // B of the last matrix
 	for _, t := range c.Tensors() {
-		if _, row, _ := t.Matrix(); row == 0 && c.adapts(t) {
+		if !c.adapts(t) {
+			continue
+		}
+		if t.First == 0 {
 			list = append(list, c.adapter(t)...)
+			last = &list[len(list)-1]
+		}
+		for _, at := range t.Blocks { // files may have the rows in another order
+			if t.Experts == 0 {
+				at.Name, at.Shape, at.Before = last.Name, last.Shape, at.Before/t.cols()*last.cols()
+				last.Blocks = append(last.Blocks, at)
+			}
 		}
 	}
 	for i := 2; i < len(list); i++ {

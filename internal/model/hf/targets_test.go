@@ -36,6 +36,8 @@ func TestRenamedTargets(t *testing.T) {
 		{"qwen3_moe", Modules{}, attention, "[down_proj gate.weight gate_up_proj]", true, ""},
 		{"mixtral", Modules{}, attention, "[down_proj gate.weight gate_up_proj]", true, ""},
 		{"glm4_moe", Modules{}, attention, "[down_proj gate.weight gate_up_proj]", true, ""},
+		{"qwen3_next", Modules{}, "[k_proj o_proj q_proj shared_expert_gate v_proj]", "[down_proj gate.weight gate_up_proj]",
+			true, ""},
 		{"qwen3_moe", Modules{Names: []string{"q_proj"}}, "[q_proj]", "[]", false, ""},
 		{"qwen3_moe", Modules{Names: []string{}}, "[]", "[]", false, ""},
 		{"glm4_moe", Modules{Names: []string{"mlp.gate_proj", "up_proj"}}, "[]", "[gate_up_proj]", true, ""},
