@@ -196,6 +196,12 @@ var tinyModels = map[string]*hf.Config{
 		NumExperts: 8, NumExpertsPerTok: 3, MoEIntermediateSize: 3, FirstKDenseReplace: 1, NSharedExperts: 1,
 		NormTopkProb: true, RoutedScalingFactor: 1.5, NGroup: 4, TopkGroup: 2, UseQKNorm: true, AttentionBias: true,
 	},
+	"qwen3_next": {
+		Architecture: "qwen3_next", VocabSize: 7, HiddenSize: 6, IntermediateSize: 10, NumHiddenLayers: 2,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 8, RopeTheta: 30, RMSNormEps: 1e-5, PartialRotaryFactor: 0.5,
+		NumExperts: 5, NumExpertsPerTok: 2, MoEIntermediateSize: 3, SharedExpertIntermediateSize: 5, MLPOnlyLayers: []int{0},
+		NormTopkProb: true, AttentionBias: true,
+	},
 }
 
 // tinyCase returns one of tinyModels with random weights and two sequences, each of two documents, with some tokens
