@@ -74,16 +74,20 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 		return 0, o.adapter(cfg, c, read)
 	}
 	brought, without := sourcesOf(cfg).Companions()
-	err = hf.Export(o.To, hf.Model{
+	copied, err := hf.Export(o.To, hf.Model{
 		Config: exported(cfg), From: cfg.Model.From, Companions: brought, DType: dtype, Tensors: cfg.Model.Tensors(),
 		Bytes: ofBytes(cfg), EOS: cfg.Data.EOSTokenID,
 		Read: read,
 	}, hf.ShardLimit)
 	if err != nil {
-		return 0, err
+		return 0, moved(cfg, err)
 	}
 	fmt.Fprintf(o.Stdout, "wrote %s: %s of step %d, %d tensors in %s\n", terminal.Name(o.To), cfg.Model.Architecture,
 		c.Manifest.Step, len(cfg.Model.Tensors()), dtype)
+	if len(copied) > 0 {
+		fmt.Fprintf(o.Stdout, "from %s: %d tensors that training leaves as they are, such as %s\n",
+			terminal.Name(cfg.Model.From), len(copied), terminal.Name(copied[0]))
+	}
 	o.saying(brought, without)
 	if ids, err := cfg.Model.SpecialIDs("eos_token_id"); err == nil && len(ids) > 0 && cfg.Data.EOSTokenID >= 0 &&
 		!slices.Contains(ids, cfg.Data.EOSTokenID) {

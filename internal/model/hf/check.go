@@ -148,6 +148,10 @@ func (c *Config) checkWindow(f *faults) {
 // Caveat returns a key, and how an export of this config differs for transformers from the model that cprun reads; ""
 // if it does not.
 func (c *Config) Caveat() Fault {
+	if c.Wrapper != "" && c.Family().Whole {
+		return Fault{"from", fmt.Sprintf("the language model of a %s: cprun trains it alone, and an export copies the other "+
+			"tensors, such as those of images, unchanged", c.Wrapper)}
+	}
 	if c.Wrapper != "" {
 		return Fault{"from", fmt.Sprintf("the language model of a %s: cprun skips its other tensors, such as those of "+
 			"images, and exports a %s", c.Wrapper, c.Architecture)}

@@ -125,7 +125,7 @@ func TestFusedExpertsStayFused(t *testing.T) {
 	fused.FusedExperts = true
 	export := func(w *Weights, from, to *Config) string {
 		list, out := from.Tensors(), filepath.Join(t.TempDir(), "out")
-		err := Export(out, Model{Config: to, DType: safetensors.BF16, Tensors: to.Tensors(),
+		_, err := Export(out, Model{Config: to, DType: safetensors.BF16, Tensors: to.Tensors(),
 			Read: func(x Tensor, off int64, dst []float32) error {
 				i := slices.IndexFunc(list, func(t Tensor) bool { return t.Name == x.Name })
 				return w.Read(list[i], dst, off)

@@ -37,14 +37,28 @@ type Model struct {
 	// for none.
 	Bytes bool
 	EOS   int
+
+	base *Weights // of From, for an export of a Family.Whole
 }
 
 // Export writes a model directory that transformers loads: config.json, the companions, and model.safetensors, or
 // shards of at most limit bytes with their index. The directory appears complete or not at all. Export refuses a
-// directory with files in it.
-func Export(path string, m Model, limit int64) error {
-	return writeExport(path, func(dir *os.Root) error {
-		if err := WriteConfig(dir, m.Config, m.DType); err != nil {
+// directory with files in it. Of a Family.Whole, it copies tensors of m.From beside the language model, and returns
+// their names.
+func Export(path string, m Model, limit int64) (copied []string, err error) {
+	if m.Config.Family().Whole && m.From != "" {
+		if m.base, err = OpenWeights(m.From); err != nil {
+			return nil, err
+		}
+		defer m.base.Close()
+		copied = slices.Sorted(maps.Keys(m.base.beside))
+	}
+	return copied, writeExport(path, func(dir *os.Root) error {
+		write := func() error { return WriteConfig(dir, m.Config, m.DType) }
+		if m.base != nil {
+			write = func() error { return m.writeWhole(dir) }
+		}
+		if err := write(); err != nil {
 			return err
 		}
 		if err := m.copyCompanions(dir); err != nil {
@@ -95,7 +109,7 @@ func (m Model) write(dir *os.Root, limit int64) error {
 		for _, t := range shard {
 			entries = append(entries, m.entry(t))
 			weightMap[t.Name] = name
-			total += m.bytes(t.Tensor)
+			total += m.bytes(t)
 		}
 		// Older transformers refuse a file without this metadata.
 		meta := map[string]string{"format": "pt"}
@@ -111,7 +125,13 @@ func (m Model) write(dir *os.Root, limit int64) error {
 	})
 }
 
-func (m Model) bytes(t Tensor) int64 { return int64(t.Size()) * m.dtype(t).Bits() / 8 }
+func (m Model) bytes(f filed) int64 {
+	if f.from != nil {
+		i, _ := f.from.Info(f.Name)
+		return i.Bytes()
+	}
+	return int64(f.Size()) * m.dtype(f.Tensor).Bits() / 8
+}
 
 // dtype returns the type of a tensor in files. As in transformers, fixed ones stay float32.
 func (m Model) dtype(t Tensor) safetensors.DType {
@@ -127,7 +147,7 @@ func (m Model) shards(limit int64) [][]filed {
 	var now []filed
 	size := int64(0)
 	for _, t := range m.inFiles() {
-		n := m.bytes(t.Tensor)
+		n := m.bytes(t)
 		if len(now) > 0 && n > limit-size {
 			all, now, size = append(all, now), nil, 0
 		}
@@ -138,10 +158,11 @@ func (m Model) shards(limit int64) [][]filed {
 
 const pieceSize = 4 << 20
 
-// A filed is a tensor in files: a parameter, or several in the order of their rows.
+// A filed is a tensor in files: a parameter, several in the order of their rows, or a copy.
 type filed struct {
 	Tensor
 	parts []piece
+	from  *safetensors.File // of a copy
 }
 
 func (m Model) inFiles() (list []filed) {
@@ -167,11 +188,17 @@ func (m Model) inFiles() (list []filed) {
 			return cmp.Compare(a.start, b.start)
 		})
 	}
+	if m.base != nil {
+		list = m.addWhole(list)
+	}
 	return list
 }
 
 // entry reads a tensor's elements when the file reaches it.
 func (m Model) entry(f filed) safetensors.Entry {
+	if f.from != nil {
+		return f.copied()
+	}
 	dtype := m.dtype(f.Tensor)
 	return safetensors.Entry{Name: f.Name, DType: dtype, Shape: f.Shape, Data: func(w io.Writer) error {
 		var part []float32 // of one expert, or of all, with elements in another order

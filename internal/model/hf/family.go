@@ -53,6 +53,8 @@ type Family struct {
 	// Wrapper is the model_type of a larger model with this one, described under text_config; "" for none. Several
 	// families may have the same.
 	Wrapper string
+	// Whole: an export has the names and other keys of model.from, and its tensors beside the language model.
+	Whole bool
 	// Keys lists supported keys of config.json that not all families have.
 	Keys []string
 	// Export holds keys of config.json for an export, added to the common ones.

@@ -43,7 +43,7 @@ func TestWeightsUnderOtherNames(t *testing.T) {
 		var entries []safetensors.Entry
 		for _, x := range m.Tensors {
 			if name := tc.rename(x.Name); name != "" {
-				f := m.entry(filed{x, x.inFiles()})
+				f := m.entry(filed{Tensor: x, parts: x.inFiles()})
 				f.Name = name
 				entries = append(entries, f)
 			}

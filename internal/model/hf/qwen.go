@@ -16,7 +16,7 @@ func init() {
 	f := Family{
 		Name: "qwen3_5_text", Class: "Qwen3_5ForCausalLM", About: "qwen3_5_text has gated attention in every fourth layer, " +
 			"and a gated delta rule in the others",
-		Tensors: names, Layer: llamaLayer, Partial: true, Gated: true, Interval: 4, ZeroCentred: true,
+		Tensors: names, Layer: llamaLayer, Partial: true, Gated: true, Interval: 4, ZeroCentred: true, Whole: true,
 		Defaults: Config{NumKeyValueHeads: 4, HeadDim: 256, MaxPositionEmbedding: 32768, PartialRotaryFactor: 0.25,
 			LinearConvKernelDim: 4, LinearKeyHeadDim: 128, LinearValueHeadDim: 128, LinearNumKeyHeads: 16,
 			LinearNumValueHeads: 32},

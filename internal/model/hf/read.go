@@ -117,7 +117,9 @@ func (c *Config) keep(key string, raw json.RawMessage) {
 	if c.Unused == nil {
 		c.Unused = map[string]json.RawMessage{}
 	}
-	c.Unused[key] = raw
+	var b bytes.Buffer
+	_ = json.Compact(&b, raw) // it was parsed
+	c.Unused[key] = b.Bytes()
 }
 
 // unwrapped returns the description of the language model in a larger one, such as of text and images. The keys outside
@@ -137,8 +139,7 @@ func unwrapped(o object) (_ object, wrapper string) {
 			continue
 		}
 		text.keys["model_type"], _ = json.Marshal(name)
-		for _, key := range []string{"bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
-			"tie_word_embeddings", "quantization_config"} {
+		for _, key := range outerKeys {
 			if raw, ok := o.keys[key]; ok {
 				text.keys[key] = raw
 			}

@@ -36,16 +36,17 @@ const (
 
 // Weights are the open safetensors files of a model directory. Its methods may be called concurrently.
 type Weights struct {
-	path  string
-	what  string // in errors
-	needs string // the config that wants its tensors
-	files []*os.File
-	where map[string]*safetensors.File // by tensor
-	names []string
-	inner map[string]string // names in the files of tensors of a language model in a larger one, by their own names
-	means sync.Map          // of the rows of resized tensors, by name
-	index map[string]string // files of tensors that are in no file, by the index
-	note  string
+	path   string
+	what   string // in errors
+	needs  string // the config that wants its tensors
+	files  []*os.File
+	where  map[string]*safetensors.File // by tensor
+	names  []string
+	inner  map[string]string            // names in the files of tensors of a language model in a larger one, by their own names
+	beside map[string]*safetensors.File // of besides, by tensor in the files
+	means  sync.Map                     // of the rows of resized tensors, by name
+	index  map[string]string            // files of tensors that are in no file, by the index
+	note   string
 
 	mixing sync.Mutex
 	mixed  scattered // the last one read
@@ -105,8 +106,11 @@ func openWeights(path, single string) (*Weights, error) {
 // unwrap renames the tensors of a language model in a larger one, and drops the others. transformers 4 and 5 have
 // different names: language_model.model.norm.weight and model.language_model.norm.weight.
 func (w *Weights) unwrap() {
-	w.inner = map[string]string{}
+	w.inner, w.beside = map[string]string{}, map[string]*safetensors.File{}
 	for stored := range w.where {
+		if besides[partOf(stored)] {
+			w.beside[stored] = w.where[stored]
+		}
 		own, newer := strings.CutPrefix(stored, "model.language_model.")
 		if newer {
 			own = "model." + own
@@ -122,13 +126,12 @@ func (w *Weights) unwrap() {
 		w.where[own] = w.where[stored]
 	}
 	maps.DeleteFunc(w.where, func(name string, _ *safetensors.File) bool {
-		part, _, _ := strings.Cut(strings.TrimPrefix(name, "model."), ".")
-		return outer[part]
+		return outer[partOf(name)]
 	})
 }
 
 // outer has the parts of larger models beside and around the language model.
-var outer = map[string]bool{"language_model": true, "vision_tower": true, "multi_modal_projector": true}
+var outer = map[string]bool{"language_model": true, "vision_tower": true, "multi_modal_projector": true, "visual": true}
 
 // stored returns the name of a tensor in its file.
 func (w *Weights) stored(name string) string { return cmp.Or(w.inner[name], name) }

@@ -112,7 +112,7 @@ func TestExportedWeightsAreReadBack(t *testing.T) {
 		t.Run(tc.config, func(t *testing.T) {
 			m := model(t, tc.config, tc.dtype)
 			dir := filepath.Join(t.TempDir(), "a", "out")
-			if err := Export(dir, m, tc.limit); err != nil {
+			if _, err := Export(dir, m, tc.limit); err != nil {
 				t.Fatal(err)
 			}
 			if got := names(t, dir); len(got) != tc.files {
@@ -149,23 +149,23 @@ func TestExportedWeightsAreReadBack(t *testing.T) {
 func TestExportLeavesOthersFilesAlone(t *testing.T) {
 	m := model(t, "tiny-llama", safetensors.F32)
 	dir := t.TempDir()
-	if err := Export(dir, m, ShardLimit); err != nil {
+	if _, err := Export(dir, m, ShardLimit); err != nil {
 		t.Fatalf("into an empty directory: %v", err)
 	}
-	if err := Export(dir, m, ShardLimit); err == nil || !strings.Contains(err.Error(), "has files in it") {
+	if _, err := Export(dir, m, ShardLimit); err == nil || !strings.Contains(err.Error(), "has files in it") {
 		t.Errorf("over an export: %v", err)
 	}
 	broken := errors.New("rank 3 is gone")
 	m.Read = func(Tensor, int64, []float32) error { return broken }
 	parent := t.TempDir()
-	if err := Export(filepath.Join(parent, "out"), m, ShardLimit); !errors.Is(err, broken) {
+	if _, err := Export(filepath.Join(parent, "out"), m, ShardLimit); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
 	}
 	if got := names(t, parent); len(got) != 0 {
 		t.Errorf("left behind: %v", got)
 	}
 	m.DType = safetensors.F64
-	if err := Export(filepath.Join(parent, "out"), m, ShardLimit); err == nil {
+	if _, err := Export(filepath.Join(parent, "out"), m, ShardLimit); err == nil {
 		t.Error("exported as F64")
 	}
 }
@@ -182,7 +182,7 @@ func TestExportBringsTheTokenizer(t *testing.T) {
 	if m.Companions, err = sources.Companions(); err == nil || !strings.Contains(err.Error(), "merges.txt") {
 		t.Errorf("a link out of the directory: %v", err)
 	}
-	if err := Export(dir, m, ShardLimit); err != nil {
+	if _, err := Export(dir, m, ShardLimit); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := names(t, dir), []string{"config.json", "generation_config.json", "model.safetensors",
@@ -222,7 +222,7 @@ func TestExportHasTheFilesOfTheRun(t *testing.T) {
 			t.Fatal(err)
 		}
 		dir := filepath.Join(t.TempDir(), "out")
-		if err := Export(dir, m, ShardLimit); err != nil {
+		if _, err := Export(dir, m, ShardLimit); err != nil {
 			t.Fatal(err)
 		}
 		for name, want := range tc.want {
@@ -365,7 +365,7 @@ func TestFilesAreFilled(t *testing.T) {
 func TestIndexMustAgreeWithShards(t *testing.T) {
 	m := model(t, "tiny-llama", safetensors.F32)
 	good := filepath.Join(t.TempDir(), "m")
-	if err := Export(good, m, 200_000); err != nil {
+	if _, err := Export(good, m, 200_000); err != nil {
 		t.Fatal(err)
 	}
 	shard := "model-00001-of-00003.safetensors"
@@ -412,7 +412,7 @@ func TestIndexMustAgreeWithShards(t *testing.T) {
 func TestLinksMayNotLeadOutOfTheDirectory(t *testing.T) {
 	m := model(t, "tiny-llama", safetensors.F32)
 	real := filepath.Join(t.TempDir(), "m")
-	if err := Export(real, m, ShardLimit); err != nil {
+	if _, err := Export(real, m, ShardLimit); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()

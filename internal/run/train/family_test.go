@@ -47,7 +47,7 @@ func TestAFamilyIsARegistration(t *testing.T) {
 	}
 	export := func(c *hf.Config) string {
 		dir, tensors := filepath.Join(t.TempDir(), c.Architecture), c.Tensors()
-		err := hf.Export(dir, hf.Model{
+		_, err := hf.Export(dir, hf.Model{
 			Config: c, DType: safetensors.F32, Tensors: tensors,
 			Read: func(want hf.Tensor, off int64, dst []float32) error { // by position, since names differ between families
 				i := slices.IndexFunc(tensors, func(t hf.Tensor) bool { return t.Name == want.Name })

@@ -1,0 +1,107 @@
+package hf
+
+import (
+	"encoding/json"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/safetensors"
+)
+
+// besides has the parts of a model beside its language model that an export of a Family.Whole copies: the tower of
+// images, and layers that predict further tokens.
+var besides = map[string]bool{"visual": true, "mtp": true}
+
+// partOf returns the first part of a tensor's name.
+func partOf(name string) string {
+	part, _, _ := strings.Cut(strings.TrimPrefix(name, basePrefix), ".")
+	return part
+}
+
+// outerKeys are keys of a larger model's config.json with priority over those of text_config, as in transformers.
+var outerKeys = []string{"bos_token_id", "eos_token_id", padKey, "dtype", "torch_dtype", "tie_word_embeddings",
+	"quantization_config"}
+
+// addWhole gives the tensors the names in the files of model.from, and adds the others of besides.
+func (m Model) addWhole(list []filed) []filed {
+	for i := range list {
+		list[i].Name = m.base.stored(list[i].Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.base.beside)) {
+		f := m.base.beside[name]
+		info, _ := f.Info(name)
+		list = append(list, filed{Tensor: Tensor{Name: name, Shape: info.Shape, Layer: -1}, from: f})
+	}
+	return list
+}
+
+// copied returns the entry of a tensor of model.from.
+func (f filed) copied() safetensors.Entry {
+	info, _ := f.from.Info(f.Name)
+	return safetensors.Entry{Name: f.Name, DType: info.DType, Shape: info.Shape, Data: func(w io.Writer) error {
+		data := make([]byte, min(info.Bytes(), pieceSize))
+		for off := int64(0); off < info.Bytes(); off += int64(len(data)) {
+			data = data[:min(int64(len(data)), info.Bytes()-off)]
+			if err := f.from.ReadBytes(f.Name, data, off); err != nil {
+				return err
+			}
+			if _, err := w.Write(data); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+}
+
+// writeWhole writes config.json with the keys of the language model in that of model.from. Keys that cprun does not
+// write stay.
+func (m Model) writeWhole(dir *os.Root) error {
+	d, err := files.OpenRepo(m.From)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	raw, err := d.ReadJSON("config.json", maxConfig, maxConfigValues)
+	if err != nil {
+		return err
+	}
+	keys, err := m.Config.keys(dir.Name(), m.DType)
+	if err != nil {
+		return err
+	}
+	all := map[string]json.RawMessage{}
+	if err := json.Unmarshal(raw, &all); err != nil {
+		return err // ReadConfig has read it
+	}
+	old := all
+	if m.Config.Wrapper != "" {
+		old = map[string]json.RawMessage{}
+		if err := json.Unmarshal(all["text_config"], &old); err != nil {
+			return err
+		}
+	}
+	for key, value := range old {
+		if _, ok := keys[key]; !ok {
+			keys[key] = value
+		}
+	}
+	if m.Config.Wrapper == "" {
+		return writeJSON(dir, "config.json", keys)
+	}
+	delete(keys, "architectures")
+	for _, key := range outerKeys {
+		if _, ok := all[key]; ok {
+			if all[key], err = json.Marshal(keys[key]); err != nil {
+				return err
+			}
+		}
+	}
+	if all["text_config"], err = json.Marshal(keys); err != nil {
+		return err
+	}
+	return writeJSON(dir, "config.json", all)
+}
