@@ -11,8 +11,8 @@ import (
 //	h   = Wo attention(q, k, v);  with a norm of the branch, its norm, or scaled
 //	q   = rope(norm(qRaw)), qRaw = Wq n1, n1 = norm(x); k likewise; without head norms in place
 //
-// With gates, Wo multiplies the result times their sigmoids. The projection of queries has the rows of a head's gate
-// after those of the head.
+// With gates, Wo multiplies the result times their sigmoids. The projection of queries has a head's rows, then its
+// gate's.
 //
 // Sinks are folded in after all hops, so no transfer or kernel knows of them.
 type attend struct{ *layer }

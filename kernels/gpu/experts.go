@@ -266,7 +266,7 @@ func (c *Ops) groupProduct(op string, g groupCall) {
 	})
 }
 
-// experts is the program of most operations here.
+// experts names the program with most kernels of this file.
 const experts = "ops_experts"
 
 // rowsAtOnce is ROWS in ops_experts.cu: rows of a block, a warp each.

@@ -65,8 +65,8 @@ func (l *LoRA) targets(module string, layer int) bool {
 		func(p string) bool { return matches(layersOf(p), module) }))
 }
 
-// Matrix returns the matrix in files with the rows of t, the first among those of all roles in it, and the rows of the
-// matrix; of experts, a name for all of them, and the rows of each.
+// Matrix returns the matrix in files with the rows of t, First, and the rows of the matrix; of experts, a name for all
+// of them, and the rows of each.
 func (t Tensor) Matrix() (name string, row, rows int) {
 	if t.Experts > 0 && t.Kind == Product {
 		return t.Name + ".weight", 0, t.Shape[0] / t.Experts

@@ -95,7 +95,7 @@ func (n Names) biases(roles ...Role) Names {
 type Fused struct {
 	Name  string // without the prefix of the layer
 	Roles []Role // in the order of their rows
-	// ByKeyHead: the tensor has these rows of the first key head of a delta rule, then those of the next.
+	// ByKeyHead: the tensor has the rows of all roles for the first key head of a delta rule, then for the next.
 	ByKeyHead bool
 }
 
@@ -109,7 +109,7 @@ type Tensor struct {
 
 	Blocks  []Block // its places in files, one after the other, for each expert in turn; nil: the tensor of its name
 	Experts int     // 0: none
-	First   int     // the first row among those of the roles of a Fused
+	First   int     // the first row, with the rows of all roles of a Fused one after the other
 
 	FileRows int // the rows in the files of a resized model, if fewer: the others begin as their mean; 0: all
 }

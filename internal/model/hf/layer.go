@@ -27,7 +27,7 @@ type Mixer struct {
 	Bias           bool
 	WideNorms      bool // the norms of queries and keys are over all heads
 	Sinks          bool // see attention.Sinks
-	Gated          bool // the rows of a query head are followed by those of a gate of its result
+	Gated          bool // each query head has as many rows more, a gate of its result
 
 	Delta Delta // in place of attention, if not zero
 }
@@ -65,7 +65,7 @@ const (
 	Scale               // of a norm
 	Bias                // added to a product
 	Fixed               // a vector that training leaves as it is
-	Filter              // of a convolution, those of each channel one after the other
+	Filter              // of a convolution, channel by channel
 )
 
 // These are the parts of attention. The biases follow attention_bias.
@@ -74,7 +74,7 @@ const (
 	QueryNorm     Role = "query norm" // of each head or of all, before rotation
 	KeyNorm       Role = "key norm"
 	AttentionNorm Role = "attention norm" // of the result, before the sum
-	Query         Role = "query"          // with gates, of each head its rows, then those of its gate
+	Query         Role = "query"          // with gates, for each head its rows and then its gate's
 	Key           Role = "key"
 	Value         Role = "value"
 	Output        Role = "output"

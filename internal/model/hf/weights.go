@@ -36,16 +36,17 @@ const (
 
 // Weights are the open safetensors files of a model directory. Its methods may be called concurrently.
 type Weights struct {
-	path   string
-	what   string // in errors
-	needs  string // the config that wants its tensors
-	files  []*os.File
-	where  map[string]*safetensors.File // by tensor
-	names  []string
-	inner  map[string]string            // names in the files of tensors of a language model in a larger one, by their own names
-	beside map[string]*safetensors.File // of besides, by tensor in the files
-	means  sync.Map                     // of the rows of resized tensors, by name
-	index  map[string]string            // files of tensors that are in no file, by the index
+	path  string
+	what  string // in errors
+	needs string // the config that wants its tensors
+	files []*os.File
+	where map[string]*safetensors.File // by tensor
+	names []string
+	inner map[string]string // names in the files of tensors of a language model in a larger one, by their own names
+	// beside has tensors of the parts in besides, by their names in the files.
+	beside map[string]*safetensors.File
+	means  sync.Map          // of the rows of resized tensors, by name
+	index  map[string]string // files of tensors that are in no file, by the index
 	note   string
 
 	mixing sync.Mutex

@@ -12,8 +12,8 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// besides has the parts of a model beside its language model that an export of a Family.Whole copies: the tower of
-// images, and layers that predict further tokens.
+// besides lists parts of a larger model: the tower of images, and layers for the prediction of further tokens. An
+// export of a Family.Whole copies them.
 var besides = map[string]bool{"visual": true, "mtp": true}
 
 // partOf returns the first part of a tensor's name.
@@ -22,11 +22,11 @@ func partOf(name string) string {
 	return part
 }
 
-// outerKeys are keys of a larger model's config.json with priority over those of text_config, as in transformers.
+// outerKeys lists keys of a larger model's config.json. As in transformers, they override text_config.
 var outerKeys = []string{"bos_token_id", "eos_token_id", padKey, "dtype", "torch_dtype", "tie_word_embeddings",
 	"quantization_config"}
 
-// addWhole gives the tensors the names in the files of model.from, and adds the others of besides.
+// addWhole renames the tensors as the files of model.from do, and adds the parts in besides.
 func (m Model) addWhole(list []filed) []filed {
 	for i := range list {
 		list[i].Name = m.base.stored(list[i].Name)
@@ -57,8 +57,7 @@ func (f filed) copied() safetensors.Entry {
 	}}
 }
 
-// writeWhole writes config.json with the keys of the language model in that of model.from. Keys that cprun does not
-// write stay.
+// writeWhole copies config.json of model.from with new keys of the language model.
 func (m Model) writeWhole(dir *os.Root) error {
 	d, err := files.OpenRepo(m.From)
 	if err != nil {
