@@ -1,6 +1,7 @@
 """Writes balance.json beside small models with experts: steps of plain PyTorch with the loss of balance, in float32.
 
-Usage: python scripts/oracle/balance.py internal/model/testdata/families qwen3_moe mixtral gpt_oss
+Usage: python scripts/oracle/balance.py internal/model/testdata/families qwen3_moe mixtral gpt_oss qwen3_5_moe_text \
+           qwen3_next
 Needs torch and transformers, and the files of families.py. Step i trains on the samples 2i and 2i+1 of seq tokens in
 one batch, so the counts are over all of its tokens.
 """

@@ -54,7 +54,7 @@ func TestFamiliesFollowTransformers(t *testing.T) {
 // divided. scripts/oracle/balance.py writes the fixtures.
 func TestBalanceFollowsTransformers(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"qwen3_moe", "mixtral", "gpt_oss"} {
+	for _, name := range []string{"qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe_text", "qwen3_next"} {
 		dir := "../families/" + name
 		text, err := os.ReadFile(filepath.Join(parityDir, dir, "balance.json"))
 		if err != nil {
