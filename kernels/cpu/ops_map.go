@@ -35,63 +35,53 @@ func (c *Kernels) pointwise(op string, y, x tensor.View, f func(float64) float64
 
 // Gate sets y = x * sigmoid(gate). gate has the columns of x, or one for all of them. y may be x.
 func (c *Kernels) Gate(y, x, gate tensor.View) {
-	forType(y, gateRows[float64], gateRows[float32])(c, "gate", y, tensor.View{}, tensor.View{}, x, gate)
+	c.gate("gate", y, tensor.View{}, tensor.View{}, x, gate)
 }
 
 // GateBackward sets dx and dgate. dx may be dy, and dgate may be gate.
 func (c *Kernels) GateBackward(dx, dgate, dy, x, gate tensor.View) {
-	forType(dx, gateRows[float64], gateRows[float32])(c, "gate backward", dx, dgate, dy, x, gate)
+	const op = "gate backward"
+	denseActivations(op, x, dy, dgate)
+	shape.Must(dy.Size() == x.Size() && dgate.Size() == gate.Size(), op, dy, dgate, x, gate)
+	c.gate(op, dx, dgate, dy, x, gate)
 }
 
-// gateRows sets y = x * sigmoid(gate), or with dy the gradients y and dgate.
-func gateRows[T tensor.Float](c *Kernels, op string, y, dgate, dy, x, gate tensor.View) {
-	backward, n, m := !dy.IsZero(), x.Cols(), gate.Cols()
+// gate sets y to x times the sigmoids, or given dy to the gradient of x, and dgate. It computes in float64.
+func (c *Kernels) gate(op string, y, dgate, dy, x, gate tensor.View) {
+	n, m := x.Cols(), gate.Cols()
 	denseActivations(op, y, x, gate)
 	shape.Must(y.Size() == x.Size() && gate.Rows() == x.Rows() && (m == n || m == 1), op, y, x, gate)
-	ys, xs, gates := memoryOf[T](y), memoryOf[T](x), memoryOf[T](gate)
-	var dys, dgates memory[T]
-	if backward {
-		denseActivations(op, y, dy, dgate)
-		shape.Must(dy.Size() == x.Size() && dgate.Size() == gate.Size(), op, dy, dgate, x, gate)
-		dys, dgates = memoryOf[T](dy), memoryOf[T](dgate)
-	}
-	l := simd.LoopsOf[T](c.level)
-	c.eachRow(op, x.Rows(), 3*n, func(s *scratch, lo, hi int) {
-		mem := open[T](s, n, n, m)
-		in, d, by := mem.take(n), mem.take(n), mem.take(m)
-		for r := lo; r < hi; r++ {
-			xs.load(in, r*n)
-			gates.load(by, r*m)
-			for i, g := range by {
-				by[i] = T(1 / (1 + math.Exp(-float64(g))))
+	load, gates, grads, store, storeGate := loader(x), loader(gate), loader(dy), storer(y), storer(dgate)
+	sigmoid := func(i int64) float64 { return 1 / (1 + math.Exp(-gates(i))) }
+	row := func(r int64) {
+		s, sum, each := sigmoid(r), 0.0, m == n
+		for i := r * int64(n); i < (r+1)*int64(n); i++ {
+			if each {
+				s = sigmoid(i)
 			}
-			if backward {
-				dys.load(d, r*n)
-				gateGradient(l, in, d, by)
-				dgates.store(r*m, by)
-			} else if m == n {
-				for i, s := range by {
-					in[i] *= s
-				}
-			} else {
-				l.Scaled(in, in, by[0])
+			v := load(i)
+			if grads == nil {
+				store(i, v*s)
+				continue
 			}
-			ys.store(r*n, in)
+			d := grads(i)
+			store(i, d*s)
+			if sum += d * v * s * (1 - s); each {
+				storeGate(i, sum)
+				sum = 0
+			}
 		}
+		if grads != nil && !each {
+			storeGate(r, sum)
+		}
+	}
+	c.queue(op, func() {
+		c.blocks(x.Rows(), rowBlock(n), func(_, lo, hi int) {
+			for r := lo; r < hi; r++ {
+				row(int64(r))
+			}
+		})
 	})
-}
-
-// gateGradient replaces x and its sigmoids by their gradients, given dy.
-func gateGradient[T tensor.Float](l simd.Loops[T], x, dy, by []T) {
-	if len(by) == len(x) {
-		for i, s := range by {
-			x[i], by[i] = dy[i]*s, dy[i]*x[i]*s*(1-s)
-		}
-		return
-	}
-	s := by[0]
-	by[0] = T(l.Dot(dy, x)) * s * (1 - s)
-	l.Scaled(x, dy, s)
 }
 
 // gluLoops returns the loops of y = act(gate) * up and of its gradients. dgate may be gate, and dup may be up.

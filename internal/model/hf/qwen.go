@@ -1,6 +1,10 @@
 package hf
 
-import "github.com/cprun/cprun/kernels"
+import (
+	"cmp"
+
+	"github.com/cprun/cprun/kernels"
+)
 
 // These families have layers of linear attention, a gated delta rule, between layers of softmax attention with a gate.
 func init() {
@@ -139,13 +143,11 @@ func (c *Config) deriveHybrid(f *Family) {
 		c.LayerTypes = attentionEach(c.NumHiddenLayers, f.Interval)
 	}
 	d := f.Defaults
-	for field, missing := range map[*int]int{&c.LinearConvKernelDim: d.LinearConvKernelDim,
-		&c.LinearKeyHeadDim: d.LinearKeyHeadDim, &c.LinearValueHeadDim: d.LinearValueHeadDim,
-		&c.LinearNumKeyHeads: d.LinearNumKeyHeads, &c.LinearNumValueHeads: d.LinearNumValueHeads} {
-		if *field == 0 {
-			*field = missing
-		}
-	}
+	c.LinearConvKernelDim = cmp.Or(c.LinearConvKernelDim, d.LinearConvKernelDim)
+	c.LinearKeyHeadDim = cmp.Or(c.LinearKeyHeadDim, d.LinearKeyHeadDim)
+	c.LinearValueHeadDim = cmp.Or(c.LinearValueHeadDim, d.LinearValueHeadDim)
+	c.LinearNumKeyHeads = cmp.Or(c.LinearNumKeyHeads, d.LinearNumKeyHeads)
+	c.LinearNumValueHeads = cmp.Or(c.LinearNumValueHeads, d.LinearNumValueHeads)
 }
 
 // checkHybrid checks the heads of linear layers.

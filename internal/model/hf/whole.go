@@ -59,48 +59,41 @@ func (f filed) copied() safetensors.Entry {
 
 // writeWhole copies config.json of model.from with new keys of the language model.
 func (m Model) writeWhole(dir *os.Root) error {
+	keys, err := m.Config.keys(dir.Name(), m.DType)
+	if err != nil {
+		return err
+	}
 	d, err := files.OpenRepo(m.From)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	raw, err := d.ReadJSON("config.json", maxConfig, maxConfigValues)
-	if err != nil {
+	var all, text map[string]json.RawMessage // raw: Python tells 1.0 from 1
+	if _, err := d.Decode("config.json", maxConfig, maxConfigValues, &all); err != nil {
 		return err
-	}
-	keys, err := m.Config.keys(dir.Name(), m.DType)
-	if err != nil {
-		return err
-	}
-	all := map[string]json.RawMessage{}
-	if err := json.Unmarshal(raw, &all); err != nil {
-		return err // ReadConfig has read it
-	}
-	old := all
-	if m.Config.Wrapper != "" {
-		old = map[string]json.RawMessage{}
-		if err := json.Unmarshal(all["text_config"], &old); err != nil {
-			return err
-		}
-	}
-	for key, value := range old {
-		if _, ok := keys[key]; !ok {
-			keys[key] = value
-		}
 	}
 	if m.Config.Wrapper == "" {
-		return writeJSON(dir, "config.json", keys)
+		return writeJSON(dir, "config.json", over(all, keys))
+	}
+	if err := json.Unmarshal(all["text_config"], &text); err != nil {
+		return err // ReadConfig has read it
 	}
 	delete(keys, "architectures")
+	outside := map[string]any{"text_config": over(text, keys)}
 	for _, key := range outerKeys {
 		if _, ok := all[key]; ok {
-			if all[key], err = json.Marshal(keys[key]); err != nil {
-				return err
-			}
+			outside[key] = keys[key]
 		}
 	}
-	if all["text_config"], err = json.Marshal(keys); err != nil {
-		return err
+	return writeJSON(dir, "config.json", over(all, outside))
+}
+
+// over adds the keys of a file that others lack to these.
+func over(file map[string]json.RawMessage, keys map[string]any) map[string]any {
+	for key, raw := range file {
+		if _, ok := keys[key]; !ok {
+			keys[key] = raw
+		}
 	}
-	return writeJSON(dir, "config.json", all)
+	return keys
 }
