@@ -30,6 +30,7 @@ var engine = map[string]string{
 	"tensor":                  "",
 	"attention":               "internal/base/half partition tensor",
 	"attention/attentiontest": "attention internal/base/near internal/base/safetensors partition tensor",
+	"attention/delta":         "attention internal/base/near partition tensor",
 	"comm": "comm/internal/blame comm/internal/check comm/internal/link comm/internal/local" +
 		" comm/internal/shm comm/internal/wire tensor",
 	"comm/internal/blame": "",
