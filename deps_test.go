@@ -26,11 +26,12 @@ var separate = map[string]string{"text": "launch", "model": "launch", "foresee":
 // engine maps each package outside internal/ to its imports of this module. Imports after the bar need the build tag
 // cuda. Commands and scripts may import any package.
 var engine = map[string]string{
-	"partition":               "",
-	"tensor":                  "",
-	"attention":               "internal/base/half partition tensor",
-	"attention/attentiontest": "attention internal/base/near internal/base/safetensors partition tensor",
-	"attention/delta":         "attention internal/base/near partition tensor",
+	"partition":                 "",
+	"tensor":                    "",
+	"attention":                 "internal/base/half partition tensor",
+	"attention/attentiontest":   "attention internal/base/near internal/base/safetensors partition tensor",
+	"attention/delta":           "attention internal/base/near partition tensor",
+	"attention/delta/deltatest": "attention attention/delta internal/base/near tensor",
 	"comm": "comm/internal/blame comm/internal/check comm/internal/link comm/internal/local" +
 		" comm/internal/shm comm/internal/wire tensor",
 	"comm/internal/blame": "",
@@ -50,7 +51,7 @@ var engine = map[string]string{
 	"ring":                   "attention comm partition tensor",
 	"kernels":                "tensor",
 	"kernels/internal/shape": "tensor",
-	"kernels/cpu": "attention internal/base/half kernels kernels/cpu/internal/simd" +
+	"kernels/cpu": "attention attention/delta internal/base/half kernels kernels/cpu/internal/simd" +
 		" kernels/internal/shape partition tensor",
 	"kernels/cpu/internal/simd": "internal/base/half tensor",
 	"kernels/gpu": "| attention internal/base/cuda internal/base/cuda/blas internal/base/cuda/dnn" +
