@@ -1,0 +1,136 @@
+// Package scan hands the recurrent state of a layer, and the rows that its convolution reads, from segment to segment
+// of a document over the ranks that share a sequence. It is to such layers what package ring is to attention. The step
+// of the state over a segment is affine, S' = M S + R, and affine maps compose in any order of ranks. So each rank
+// computes the maps of its segments alone, the ranks exchange maps, and each rank gets the state before each segment:
+//
+//	segments, err := partition.NewSegments(shape)
+//	states := scan.NewStates(segments, rank)
+//	loop := scan.Scan{Kernel: kernel, Comm: group, Mover: ops, Stream: stream, Arena: arena}
+//	moving, err := loop.Begin(state, maps, &states.Forward) // local work may follow
+//	err = moving.Finish()
+package scan
+
+import (
+	"fmt"
+	"path"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
+)
+
+// View is a strided window onto device memory; see package tensor.
+type View = tensor.View
+
+// Kernel queues the composition of maps on the compute stream.
+type Kernel interface {
+	// Compose sets dst to the map of earlier, then later: M2 [M1 | R1] + [0 | R2]. Maps are [n, heads, dim, dim+dimV]:
+	// M | R. With states [n, heads, dim, dimV] for earlier and dst it applies the maps of later: M2 S + R2. dst may be
+	// later or earlier.
+	Compose(dst, later, earlier View) error
+}
+
+// Mover queues copies and sums of views, and zeroes them. The operations of kernels/cpu and kernels/gpu implement it.
+type Mover interface {
+	ring.Mover
+	// Zero sets views of any type to 0.
+	Zero(vs ...View)
+}
+
+// Scan runs schedules on one rank. Kernel, Comm and Mover queue work on the compute Stream.
+type Scan struct {
+	Kernel Kernel
+	Comm   comm.Exchanger
+	Mover  Mover
+	Stream tensor.Stream
+	Arena  *tensor.Arena // workspace
+	Label  string        // prefix of labels in traces: "step 7/forward/layer 3"
+}
+
+// Moving is an exchange of states between Begin and Finish.
+type Moving struct {
+	*Scan
+	pass               *Pass
+	batch              int
+	states, maps, work View
+	came               comm.Pending // nil: nothing moves
+}
+
+// Begin queues the first round of a pass, and Finish the others. Local work between them runs beside the first round.
+// It must not touch the arguments. maps, [len(p.Maps)*batch, heads, dim, dim+dimV], has the maps M | R of the segments
+// that p.Maps lists, and is workspace from then on. In the backward pass they are M^T | N. Finish sets states,
+// [segments*batch, heads, dim, dimV], to the state before each segment of the rank; in the backward pass, to the
+// gradient of the state after it. Both are dense, of the type in which maps are composed, and have a segment's samples
+// side by side. Begin allocates workspace from the arena, which the caller releases after Finish.
+func (s *Scan) Begin(states, maps View, p *Pass) (*Moving, error) {
+	x := &Moving{Scan: s, pass: p, batch: states.Len(tensor.Batch) / max(1, p.Segments), states: states, maps: maps}
+	if n := maps.Len(tensor.Batch); n != x.batch*len(p.Maps) {
+		return nil, fmt.Errorf("%d maps for %d samples; the pass reads those of %d segments, Pass.Maps", n, x.batch,
+			len(p.Maps))
+	}
+	heads, dim, dimV := states.Len(tensor.Seq), states.Len(tensor.Heads), states.Len(tensor.Dim)
+	x.work = s.Arena.Alloc(states.DType(), (p.Slots-len(p.Maps))*x.batch, heads, dim, dim+dimV)
+	for _, r := range p.Results {
+		result := x.view(Slot{At: r.Map}).Slice(tensor.Dim, dim, dim+dimV)
+		s.Mover.Copy(x.view(Slot{State: true, At: r.State}), result)
+	}
+	defer s.Stream.Label(s.Label)
+	return x, x.exchange(0)
+}
+
+// Finish queues the remaining rounds.
+func (x *Moving) Finish() error {
+	defer x.Stream.Label(x.Label)
+	for i := range x.pass.Rounds {
+		if i > 0 {
+			if err := x.exchange(i); err != nil {
+				return err
+			}
+		}
+		if x.came != nil {
+			x.came.Wait()
+		}
+		for _, c := range x.pass.Rounds[i].Compose {
+			if err := x.Kernel.Compose(x.view(c.Dst), x.view(c.Later), x.view(c.Earlier)); err != nil {
+				return fmt.Errorf("states, round %d: %w", i, err)
+			}
+		}
+	}
+	for _, at := range x.pass.Begins { // only now: a result may have left from there
+		x.Mover.Zero(x.view(Slot{State: true, At: at}))
+	}
+	return nil
+}
+
+// exchange begins the transfers of a round.
+func (x *Moving) exchange(round int) (err error) {
+	if x.came = nil; round >= len(x.pass.Rounds) {
+		return nil
+	}
+	r := &x.pass.Rounds[round]
+	label := fmt.Sprintf("states round %d", round)
+	x.Stream.Label(path.Join(x.Label, label))
+	if len(r.Send)+len(r.Recv) > 0 {
+		if x.came, err = x.Comm.Exchange(x.messages(r.Send), x.messages(r.Recv)); err != nil {
+			return fmt.Errorf("%s: %w", label, err)
+		}
+	}
+	return nil
+}
+
+func (x *Moving) messages(moves []Move) (list []comm.Message) {
+	for _, m := range moves {
+		list = append(list, comm.Message{Peer: m.Peer, View: x.view(m.Slot)})
+	}
+	return list
+}
+
+func (x *Moving) view(s Slot) View {
+	v, at := x.maps, s.At
+	if s.State {
+		v = x.states
+	} else if own := len(x.pass.Maps); at >= own {
+		v, at = x.work, at-own
+	}
+	return v.Slice(tensor.Batch, at*x.batch, (at+1)*x.batch)
+}

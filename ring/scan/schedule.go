@@ -1,0 +1,235 @@
+package scan
+
+import (
+	"slices"
+
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+// Slot is room for one map or one state, of every sample of the batch. The states of the rank's segments are slots 0,
+// 1, ... by Segment.Place. The maps that the rank computed are the first map slots, the others are workspace.
+type Slot struct {
+	State bool // not a map
+	At    int
+}
+
+// Move is a slot to or from a peer.
+type Move struct {
+	Peer int
+	Slot Slot
+}
+
+// Result sets a state slot to R of a map slot: the state after a segment whose document begins with it.
+type Result struct{ State, Map int }
+
+// Compose sets Dst to Later after Earlier. Earlier and Dst are both maps or both states.
+type Compose struct{ Dst, Later, Earlier Slot }
+
+// Round is one turn of the loop: transfers, and then the composition of maps.
+type Round struct {
+	Send, Recv []Move
+	Compose    []Compose // in order: later ones replace slots that earlier ones read
+}
+
+// Pass is one rank's part of the exchange of states in one direction. "Before" and "begin" follow that direction: in
+// the backward pass the last segment of a document begins it.
+type Pass struct {
+	Segments int      // of the rank: its state slots
+	Maps     []int    // the segments, by place, whose maps the rank computes: those with a segment after them
+	Slots    int      // for maps, with those
+	Results  []Result // before round 0
+	Rounds   []Round
+	Begins   []int // the segments, by place, that begin their document, where the state is zero
+}
+
+// States is one rank's part of the exchange of states, as data.
+type States struct{ Forward, Backward Pass }
+
+// NewStates returns the schedule of rank, a pure function of the segments. It is an exclusive prefix scan over the
+// segments of each document (Hillis and Steele, Data Parallel Algorithms, CACM 1986). In round 0 each segment sends its
+// own map to the next one, which holds a window of one segment then: the one before it. In the later rounds it sends its
+// window 1, 2, 4, ... segments on. The receiver composes the two, so that windows double. A window that reaches the
+// begin of the document is a state, since the state there is zero, and the receiver's window is one, too. All documents
+// share the rounds. A document of one segment takes no part.
+func NewStates(x *partition.Segments, rank int) *States {
+	return &States{Forward: newPass(x, rank, false), Backward: newPass(x, rank, true)}
+}
+
+func newPass(x *partition.Segments, rank int, backward bool) Pass {
+	own := x.Own[rank]
+	p := &planner{rank: rank, Pass: Pass{Segments: len(own)}, slots: make([]int, len(own))}
+	var chains [][]partition.Segment
+	longest := 0
+	for _, doc := range x.Docs {
+		chain := x.All[doc.Lo:doc.Hi]
+		if !slices.ContainsFunc(chain, func(s partition.Segment) bool { return s.Rank == rank }) {
+			continue
+		}
+		if backward {
+			chain = slices.Clone(chain)
+			slices.Reverse(chain)
+		}
+		if p.has(&chain[0]) {
+			p.Begins = append(p.Begins, chain[0].Place)
+		}
+		for i := range chain[:len(chain)-1] {
+			if s := &chain[i]; p.has(s) {
+				p.Maps = append(p.Maps, s.Place)
+			}
+		}
+		if len(chain) > 1 {
+			chains, longest = append(chains, chain), max(longest, len(chain))
+		}
+	}
+	slices.Sort(p.Maps)
+	for slot, place := range p.Maps {
+		p.slots[place] = slot
+	}
+	p.Slots = len(p.Maps)
+	if longest > 1 {
+		p.round(chains, p.shift)
+	}
+	for distance := 1; distance < longest-1; distance *= 2 {
+		p.round(chains, func(chain []partition.Segment) { p.double(chain, distance) })
+	}
+	return p.Pass
+}
+
+// A planner plans a pass.
+type planner struct {
+	Pass
+	rank        int
+	slots       []int // of each own segment: its own map, then its window
+	free, freed []int // map slots to use again, and those of the next round
+}
+
+func (p *planner) has(s *partition.Segment) bool { return s.Rank == p.rank }
+
+func (p *planner) round(chains [][]partition.Segment, plan func([]partition.Segment)) {
+	p.Rounds = append(p.Rounds, Round{})
+	for _, chain := range chains {
+		plan(chain)
+	}
+	p.free, p.freed = append(p.free, p.freed...), p.freed[:0]
+}
+
+// shift plans round 0. Like double it begins at the end of the chain: a slot is read before it is replaced.
+func (p *planner) shift(chain []partition.Segment) {
+	for i := len(chain) - 2; i >= 0; i-- {
+		from, to := &chain[i], &chain[i+1]
+		if i == 0 && p.has(from) {
+			at := from.Place // which nobody reads before the pass ends
+			if p.has(to) {
+				at = to.Place
+			}
+			p.Results = append(p.Results, Result{State: at, Map: p.slots[from.Place]})
+		}
+		came := p.hand(from, to, i == 0)
+		if p.has(to) && i > 0 {
+			p.slots[to.Place] = came.At
+		}
+		if p.has(from) && (!p.has(to) || i == 0) {
+			p.freed = append(p.freed, p.slots[from.Place])
+		}
+	}
+}
+
+// double plans a later round, before which windows are distance segments long.
+func (p *planner) double(chain []partition.Segment, distance int) {
+	for i := len(chain) - 1 - distance; i > 0; i-- {
+		from, to, state := &chain[i], &chain[i+distance], i <= distance
+		came := p.hand(from, to, state)
+		if !p.has(to) {
+			continue
+		}
+		window := Slot{At: p.slots[to.Place]}
+		c := Compose{Dst: window, Later: window, Earlier: came}
+		if state {
+			c.Dst = Slot{State: true, At: to.Place}
+			p.freed = append(p.freed, window.At)
+		} else if !p.has(from) {
+			p.freed = append(p.freed, came.At)
+		}
+		last := &p.Rounds[len(p.Rounds)-1]
+		last.Compose = append(last.Compose, c)
+	}
+}
+
+// hand plans the transfer of a window, or of a state, between two segments. It returns the slot in which the receiver
+// finds it: the sender's own on the same rank.
+func (p *planner) hand(from, to *partition.Segment, state bool) (came Slot) {
+	last := &p.Rounds[len(p.Rounds)-1]
+	if p.has(from) {
+		came = Slot{At: p.slots[from.Place]}
+		if state {
+			came = Slot{State: true, At: from.Place}
+		}
+		if !p.has(to) {
+			last.Send = append(last.Send, Move{to.Rank, came})
+		}
+	} else if p.has(to) {
+		came = Slot{State: true, At: to.Place}
+		if !state {
+			came = Slot{At: p.take()}
+		}
+		last.Recv = append(last.Recv, Move{from.Rank, came})
+	}
+	return came
+}
+
+// take returns a free map slot.
+func (p *planner) take() int {
+	if n := len(p.free) - 1; n >= 0 {
+		slot := p.free[n]
+		p.free = p.free[:n]
+		return slot
+	}
+	p.Slots++
+	return p.Slots - 1
+}
+
+// Halo is one rank's part of the exchange of the rows before its segments, as data. Block.Buf 0 is the rank's own rows,
+// and 1+n the rows before its segment n. The backward pass runs it in reverse.
+type Halo struct {
+	Rows       int // before each segment
+	Send, Recv []ring.Move
+	Copy       []ring.Copy  // on the rank
+	Zero       []ring.Block // before the begin of a document
+}
+
+// NewHalo returns the schedule of rank for a causal convolution that reads that many rows before each row, in its
+// document. Several segments may hold them.
+func NewHalo(x *partition.Segments, rank, rows int) *Halo {
+	h := &Halo{Rows: rows}
+	for _, doc := range x.Docs {
+		for i := doc.Lo; i < doc.Hi; i++ {
+			h.before(x.All[doc.Lo:i+1], rank)
+		}
+	}
+	return h
+}
+
+// before plans the rows before the last segment of a chain.
+func (h *Halo) before(chain []partition.Segment, rank int) {
+	last := len(chain) - 1
+	to, missing := &chain[last], h.Rows
+	for i := last - 1; i >= 0 && missing > 0; i-- {
+		from := &chain[i]
+		n := min(missing, from.Rows.Len())
+		src := ring.Block{Lo: from.Rows.Hi - n, Hi: from.Rows.Hi}
+		dst := ring.Block{Buf: 1 + to.Place, Lo: missing - n, Hi: missing}
+		missing -= n
+		switch {
+		case from.Rank == rank && to.Rank == rank:
+			h.Copy = append(h.Copy, ring.Copy{Dst: dst, Src: src})
+		case from.Rank == rank:
+			h.Send = append(h.Send, ring.Move{Peer: to.Rank, Block: src})
+		case to.Rank == rank:
+			h.Recv = append(h.Recv, ring.Move{Peer: from.Rank, Block: dst})
+		}
+	}
+	if to.Rank == rank && missing > 0 {
+		h.Zero = append(h.Zero, ring.Block{Buf: 1 + to.Place, Hi: missing})
+	}
+}
