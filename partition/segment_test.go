@@ -7,8 +7,11 @@ import (
 	"testing"
 )
 
-// halves cuts the spans of a layout in halves and stores them from the last to the first.
-type halves struct{ Layout }
+// halves cuts the spans of a layout in halves and stores them in order, or from the last to the first.
+type halves struct {
+	Layout
+	reversed bool
+}
 
 func (l halves) Spans(seqLen, size, rank int) (list []Span) {
 	for _, s := range l.Layout.Spans(seqLen, size, rank) {
@@ -18,7 +21,9 @@ func (l halves) Spans(seqLen, size, rank int) (list []Span) {
 		}
 		list = append(list, Span{half.end(), s.Len - half.Len, 1})
 	}
-	slices.Reverse(list)
+	if l.reversed {
+		slices.Reverse(list)
+	}
 	return list
 }
 
@@ -73,7 +78,7 @@ func TestSegments(t *testing.T) {
 		}
 		all := []Layout{Contiguous{}, Zigzag{}, Window{Rows: 5}, Document{Docs: docs}, DocumentZigzag{Docs: docs}}
 		if s.Layout = all[rng.IntN(len(all))]; rng.IntN(3) == 0 {
-			s.Layout = halves{s.Layout}
+			s.Layout = halves{s.Layout, rng.IntN(2) == 0}
 		}
 		x, err := NewSegments(s)
 		if err != nil {

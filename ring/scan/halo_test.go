@@ -4,7 +4,6 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/partition"
@@ -15,11 +14,14 @@ import (
 const cols = 2
 
 // runHalo returns the rows before all segments, [segments*batch, rows, 1, cols], given x of the whole sequence, and dx,
-// the sum of own and of the gradients dbefore of those rows.
-func runHalo(t *testing.T, segs *partition.Segments, rows int, x, own, dbefore tensor.View,
+// the sum of mine and of the gradients dbefore of those rows.
+func runHalo(t *testing.T, segs *partition.Segments, rows int, x, mine, dbefore tensor.View,
 	late func(rank, transfer int) bool) (before, dx tensor.View) {
 	t.Helper()
-	before, dx = tensor.New(x.DType(), dbefore.Len(tensor.Batch), rows, 1, cols), tensor.New(x.DType(), x.Len(0), x.Len(1), 1, cols)
+	zeros := func(like tensor.View) tensor.View {
+		return tensor.New(like.DType(), like.Len(tensor.Batch), like.Len(tensor.Seq), 1, cols)
+	}
+	before, dx = zeros(dbefore), zeros(x)
 	onRanks(t, len(segs.Own), late, func(rank int, s *scan.Scan) error {
 		var at []int // the position of each row
 		places := make([]int, len(segs.Own[rank]))
@@ -30,14 +32,15 @@ func runHalo(t *testing.T, segs *partition.Segments, rows int, x, own, dbefore t
 			}
 		}
 		h := scan.NewHalo(segs, rank, rows)
-		got, grads := tensor.New(x.DType(), len(places)*batch, rows, 1, cols), tensor.New(x.DType(), len(places)*batch, rows, 1, cols)
+		own := dbefore.Slice(tensor.Batch, 0, len(places)*batch)
+		got, grads := zeros(own), zeros(own)
 		for b := range tensor.Bytes(got) {
 			tensor.Bytes(got)[b] = 0x55
 		}
 		for place, i := range places {
 			tensor.Copy(of(grads, place), of(dbefore, i))
 		}
-		sum := tensor.Gather(own, at)
+		sum := tensor.Gather(mine, at)
 		for range 2 { // the second call finds used workspace
 			if err := s.Halo(got, tensor.Gather(x, at), h); err != nil {
 				return err
@@ -106,18 +109,20 @@ func TestHalo(t *testing.T) {
 		if rng.IntN(4) == 0 {
 			rows = rng.IntN(8)
 		}
-		half, none := tensor.New(tensor.BF16, batch, n, 1, cols), tensor.New(tensor.BF16, len(segs.All)*batch, rows, 1, cols)
+		half := tensor.New(tensor.BF16, batch, n, 1, cols)
+		none := tensor.New(tensor.BF16, len(segs.All)*batch, rows, 1, cols)
 		for i := range tensor.Data[uint16](half) {
 			tensor.Data[uint16](half)[i] = uint16(rng.Uint32()) // also such as are not numbers
 		}
 		before, _ := runHalo(t, segs, rows, half, tensor.New(tensor.BF16, batch, n, 1, cols), none, never)
-		if want := wantHalo(segs, rows, half); !slices.Equal(tensor.Bytes(before), tensor.Bytes(want)) {
+		if want := wantHalo(segs, rows, half); !equal(before, want) {
 			t.Fatalf("%+v: rows before the segments have other bits", segs)
 		}
 		x, dbefore := integers(rng, batch, n, 1, cols), integers(rng, len(segs.All)*batch, rows, 1, cols)
 		before, dx := runHalo(t, segs, rows, x, tensor.New(tensor.F64, batch, n, 1, cols), dbefore, never)
-		if want := wantHalo(segs, rows, x); !slices.Equal(tensor.Bytes(before), tensor.Bytes(want)) {
-			t.Fatalf("%+v: rows before the segments are %v, want %v", segs, tensor.Data[float64](before), tensor.Data[float64](want))
+		if want := wantHalo(segs, rows, x); !equal(before, want) {
+			t.Fatalf("%+v: rows before the segments are %v, want %v", segs, tensor.Data[float64](before),
+				tensor.Data[float64](want))
 		}
 		if forward, backward := dot(before, dbefore), dot(x, dx); forward != backward {
 			t.Fatalf("%+v: <A x, y> = %v, <x, A^T y> = %v", segs, forward, backward)
@@ -150,7 +155,7 @@ func TestLateHalo(t *testing.T) {
 			b, d := runHalo(t, segs, 3, x, own, dbefore, func(rank, transfer int) bool {
 				return late == 0 || (rank+transfer)%2 == late-1
 			})
-			if !slices.Equal(tensor.Bytes(b), tensor.Bytes(before)) || !slices.Equal(tensor.Bytes(d), tensor.Bytes(dx)) {
+			if !equal(b, before) || !equal(d, dx) {
 				t.Fatalf("%+v: late transfers change the result", segs)
 			}
 		}

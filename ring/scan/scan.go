@@ -96,7 +96,7 @@ func (x *Moving) Finish() error {
 			}
 		}
 	}
-	for _, at := range x.pass.Begins { // only now: a result may have left from there
+	for _, at := range x.pass.Begins { // only now: round 0 sends results from there
 		x.Mover.Zero(x.view(Slot{State: true, At: at}))
 	}
 	return nil

@@ -2,6 +2,7 @@ package scan_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -101,7 +102,8 @@ func fill(v tensor.View, x float64) {
 func never(int, int) bool { return false }
 
 // onRanks runs a function on each rank of a world in process, and returns the transports.
-func onRanks(t *testing.T, n int, late func(rank, transfer int) bool, f func(rank int, s *scan.Scan) error) []*transport {
+func onRanks(t *testing.T, n int, late func(rank, transfer int) bool,
+	f func(rank int, s *scan.Scan) error) []*transport {
 	t.Helper()
 	streams, compute := make([]*tensor.HostStream, n), make([]tensor.Stream, n)
 	for r := range n {
@@ -143,6 +145,9 @@ func random(rng *rand.Rand, size float64, shape ...int) tensor.View {
 
 // of returns the samples of segment i.
 func of(v tensor.View, i int) tensor.View { return v.Slice(tensor.Batch, i*batch, (i+1)*batch) }
+
+// equal compares bits.
+func equal(a, b tensor.View) bool { return slices.Equal(tensor.Bytes(a), tensor.Bytes(b)) }
 
 // runStates returns the states of all segments, and the transports, given the maps of all segments.
 func runStates(t *testing.T, x *partition.Segments, maps tensor.View, backward bool,
@@ -256,7 +261,8 @@ func TestStatesOverRanks(t *testing.T) {
 			for rank := range sent {
 				maps, states := predicted(x, rank, backward)
 				if want := 8 * batch * heads * dim * (maps*(dim+dimV) + states*dimV); sent[rank].sent != want {
-					t.Errorf("%+v, backward %t: rank %d sends %d bytes, want %d", x, backward, rank, sent[rank].sent, want)
+					t.Errorf("%+v, backward %t: rank %d sends %d bytes, want %d", x, backward, rank, sent[rank].sent,
+						want)
 				}
 			}
 		}
@@ -277,7 +283,7 @@ func TestLateStates(t *testing.T) {
 				}
 			}
 			for i, late := range delayed {
-				if got, _ := runStates(t, x, maps, backward, late); !slices.Equal(tensor.Bytes(got), tensor.Bytes(want)) {
+				if got, _ := runStates(t, x, maps, backward, late); !equal(got, want) {
 					t.Fatalf("%+v, backward %t: delay %d changes the states", x, backward, i)
 				}
 			}
@@ -334,5 +340,68 @@ func TestTrafficOfAZigzag(t *testing.T) {
 	// An all-gather of the maps of 14 segments moves 14*7 = 98 of 4 MiB.
 	if total != 91*state || most != 16*state || workspace != 2*2*state {
 		t.Errorf("%d bytes in all, %d of the rank that sends most; workspace %d", total, most, workspace)
+	}
+}
+
+// A faulty device fails in the call after so many.
+type faulty struct {
+	counter
+	left int
+}
+
+var errFaulty = errors.New("faulty")
+
+func (f *faulty) next() error {
+	if f.left--; f.left < 0 {
+		return errFaulty
+	}
+	return nil
+}
+
+func (f *faulty) Exchange(send, recv []comm.Message) (comm.Pending, error) {
+	return &f.counter, f.next()
+}
+func (f *faulty) Compose(_, _, _ tensor.View) error { return f.next() }
+
+// Every failing call ends the loop with its error, and the stream has its label back.
+func TestErrors(t *testing.T) {
+	segs := segmentsOf(t, partition.Shape{SeqQ: 64, SeqKV: 64, Size: 4, Layout: partition.Zigzag{}})
+	const rank = 1
+	p := &scan.NewStates(segs, rank).Forward
+	stream := tensor.NewHostStream("compute")
+	defer stream.Close()
+	states, maps := tensor.New(tensor.F64, 2, heads, dim, dimV), tensor.New(tensor.F64, 2, heads, dim, dim+dimV)
+	run := func(f *faulty) error {
+		s := scan.Scan{Kernel: f, Comm: f, Mover: idler{}, Stream: stream, Arena: tensor.NewHostArena(0),
+			Label: "layer 3"}
+		rows := func(n int) tensor.View { return tensor.New(tensor.F64, n, 3, 1, cols) }
+		h, x := scan.NewHalo(segs, rank, 3), tensor.New(tensor.F64, 1, 16, 1, cols)
+		if err := s.Halo(rows(2), x, h); err != nil {
+			return err
+		}
+		if err := s.HaloBackward(x, rows(2), h); err != nil {
+			return err
+		}
+		moving, err := s.Begin(states, maps, p)
+		if err != nil {
+			return err
+		}
+		return moving.Finish()
+	}
+	calls := 2
+	for _, r := range p.Rounds {
+		calls += min(1, len(r.Send)+len(r.Recv)) + len(r.Compose)
+	}
+	for left := range calls + 1 {
+		if err := run(&faulty{left: left}); (left < calls) != errors.Is(err, errFaulty) {
+			t.Errorf("after %d of %d calls: %v", left, calls, err)
+		}
+		if stream.Labelled() != "layer 3" {
+			t.Errorf("after %d calls the stream's label is %q", left, stream.Labelled())
+		}
+	}
+	s := scan.Scan{}
+	if _, err := s.Begin(states, maps.Slice(tensor.Batch, 0, 1), p); err == nil {
+		t.Error("no error of one map for two segments")
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// Slot is room for one map or one state, of every sample of the batch. The states of the rank's segments are slots 0,
-// 1, ... by Segment.Place. The maps that the rank computed are the first map slots, the others are workspace.
+// Slot is room for one map or one state, of every sample of the batch. State slots 0, 1, ... are the states of the
+// rank's segments, by Segment.Place. The first map slots are the maps that the rank computed, the others workspace.
 type Slot struct {
 	State bool // not a map
 	At    int
@@ -20,38 +20,41 @@ type Move struct {
 	Slot Slot
 }
 
-// Result sets a state slot to R of a map slot: the state after a segment whose document begins with it.
+// Result sets a state slot to R of a map slot: the state after the first segment of a document.
 type Result struct{ State, Map int }
 
 // Compose sets Dst to Later after Earlier. Earlier and Dst are both maps or both states.
 type Compose struct{ Dst, Later, Earlier Slot }
 
-// Round is one turn of the loop: transfers, and then the composition of maps.
+// Round is one turn of the loop: transfers, and then compositions.
 type Round struct {
 	Send, Recv []Move
-	Compose    []Compose // in order: later ones replace slots that earlier ones read
+	Compose    []Compose // in order: some read a slot that a later one sets
 }
 
-// Pass is one rank's part of the exchange of states in one direction. "Before" and "begin" follow that direction: in
-// the backward pass the last segment of a document begins it.
+// Pass is one rank's part of the exchange of states in one direction. The first segment of a document is the first in
+// that direction: in the backward pass, the last of the sequence.
 type Pass struct {
 	Segments int      // of the rank: its state slots
-	Maps     []int    // the segments, by place, whose maps the rank computes: those with a segment after them
-	Slots    int      // for maps, with those
+	Maps     []int    // places of the segments to compute maps of: all that another one follows
+	Slots    int      // map slots, with those
 	Results  []Result // before round 0
 	Rounds   []Round
-	Begins   []int // the segments, by place, that begin their document, where the state is zero
+	Begins   []int // places of the first segments of documents, which have state zero
 }
 
 // States is one rank's part of the exchange of states, as data.
-type States struct{ Forward, Backward Pass }
+type States struct {
+	Forward  Pass // of the states before segments
+	Backward Pass // of the gradients of the states after them
+}
 
-// NewStates returns the schedule of rank, a pure function of the segments. It is an exclusive prefix scan over the
-// segments of each document (Hillis and Steele, Data Parallel Algorithms, CACM 1986). In round 0 each segment sends its
-// own map to the next one, which holds a window of one segment then: the one before it. In the later rounds it sends its
-// window 1, 2, 4, ... segments on. The receiver composes the two, so that windows double. A window that reaches the
-// begin of the document is a state, since the state there is zero, and the receiver's window is one, too. All documents
-// share the rounds. A document of one segment takes no part.
+// NewStates returns the schedule of rank, a pure function of the segments: an exclusive prefix scan over the segments of
+// each document (Hillis and Steele, Data Parallel Algorithms, CACM 1986). The window of a segment is the map of some
+// segments just before it. In round 0 each segment sends its own map to the next one, as its window. In the later rounds
+// it sends its window to the segment at distance 1, 2, 4, ..., which composes the two, so that windows double. A window
+// from the first segment of the document is a state. All documents share the rounds. A document of one segment takes no
+// part.
 func NewStates(x *partition.Segments, rank int) *States {
 	return &States{Forward: newPass(x, rank, false), Backward: newPass(x, rank, true)}
 }
@@ -78,9 +81,7 @@ func newPass(x *partition.Segments, rank int, backward bool) Pass {
 				p.Maps = append(p.Maps, s.Place)
 			}
 		}
-		if len(chain) > 1 {
-			chains, longest = append(chains, chain), max(longest, len(chain))
-		}
+		chains, longest = append(chains, chain), max(longest, len(chain))
 	}
 	slices.Sort(p.Maps)
 	for slot, place := range p.Maps {
@@ -101,7 +102,7 @@ type planner struct {
 	Pass
 	rank        int
 	slots       []int // of each own segment: its own map, then its window
-	free, freed []int // map slots to use again, and those of the next round
+	free, freed []int // map slots that receive again, from this round or from the next one on
 }
 
 func (p *planner) has(s *partition.Segment) bool { return s.Rank == p.rank }
@@ -114,22 +115,22 @@ func (p *planner) round(chains [][]partition.Segment, plan func([]partition.Segm
 	p.free, p.freed = append(p.free, p.freed...), p.freed[:0]
 }
 
-// shift plans round 0. Like double it begins at the end of the chain: a slot is read before it is replaced.
+// shift plans round 0. Like double it begins at the end of the chain, so that slots are read before they are set.
 func (p *planner) shift(chain []partition.Segment) {
 	for i := len(chain) - 2; i >= 0; i-- {
 		from, to := &chain[i], &chain[i+1]
 		if i == 0 && p.has(from) {
-			at := from.Place // which nobody reads before the pass ends
+			at := from.Place // its state is set when the pass ends
 			if p.has(to) {
 				at = to.Place
 			}
 			p.Results = append(p.Results, Result{State: at, Map: p.slots[from.Place]})
 		}
 		came := p.hand(from, to, i == 0)
-		if p.has(to) && i > 0 {
-			p.slots[to.Place] = came.At
+		if p.has(to) {
+			p.slots[to.Place] = came.At // unused if it is a state
 		}
-		if p.has(from) && (!p.has(to) || i == 0) {
+		if p.has(from) && !p.has(to) {
 			p.freed = append(p.freed, p.slots[from.Place])
 		}
 	}
@@ -147,7 +148,6 @@ func (p *planner) double(chain []partition.Segment, distance int) {
 		c := Compose{Dst: window, Later: window, Earlier: came}
 		if state {
 			c.Dst = Slot{State: true, At: to.Place}
-			p.freed = append(p.freed, window.At)
 		} else if !p.has(from) {
 			p.freed = append(p.freed, came.At)
 		}
@@ -156,8 +156,8 @@ func (p *planner) double(chain []partition.Segment, distance int) {
 	}
 }
 
-// hand plans the transfer of a window, or of a state, between two segments. It returns the slot in which the receiver
-// finds it: the sender's own on the same rank.
+// hand plans the transfer of a window, or of a state, between two segments. It returns the slot of it on the receiver's
+// rank: the sender's own on the same rank.
 func (p *planner) hand(from, to *partition.Segment, state bool) (came Slot) {
 	last := &p.Rounds[len(p.Rounds)-1]
 	if p.has(from) {

@@ -150,7 +150,7 @@ func simulate(x *partition.Segments, maps []affine, passes []*scan.Pass) (states
 			for _, c := range p.Rounds[round].Compose {
 				out := at(rank, c.Later).after(*at(rank, c.Earlier))
 				if !out.set || out.state != c.Dst.State {
-					return nil, fmt.Sprintf("rank %d composes %+v in round %d, one of which is not there", rank, c, round)
+					return nil, fmt.Sprintf("rank %d lacks a slot of %+v in round %d", rank, c, round)
 				}
 				*at(rank, c.Dst) = out
 			}
@@ -272,8 +272,34 @@ func checkSize(t *testing.T, x *partition.Segments, backward bool, passes []*sca
 			t.Fatalf("rank %d of %+v has %d rounds, want %d; maps of %v, want %v; %d segments", rank, x, len(p.Rounds),
 				rounds, p.Maps, maps, p.Segments)
 		}
-		if p.Slots > 3*len(x.Own[rank]) {
+		if p.Slots > 2*len(x.Own[rank]) {
 			t.Fatalf("rank %d has room for %d maps of %d segments", rank, p.Slots, len(x.Own[rank]))
+		}
+	}
+}
+
+// The simulation must detect faults of a schedule.
+func TestSimulationSeesFaults(t *testing.T) {
+	x := segmentsOf(t, partition.Shape{SeqQ: 80, SeqKV: 80, Size: 5, Layout: partition.Contiguous{}})
+	step := steps(rand.New(rand.NewPCG(79, 80)), 80)
+	first := func(p *scan.Pass) *scan.Compose { return &p.Rounds[1].Compose[0] }
+	for what, change := range map[string]func(p []*scan.Pass){
+		"no composition":           func(p []*scan.Pass) { p[3].Rounds[1].Compose = nil },
+		"the wrong order":          func(p []*scan.Pass) { c := first(p[3]); c.Later, c.Earlier = c.Earlier, c.Later },
+		"a message too few":        func(p []*scan.Pass) { p[2].Rounds[2].Send = nil },
+		"a message too many":       func(p []*scan.Pass) { p[3].Rounds[2].Recv = nil },
+		"another round":            func(p []*scan.Pass) { r := p[1].Rounds; r[1], r[2] = r[2], r[1] },
+		"an arrival over a window": func(p []*scan.Pass) { p[4].Rounds[1].Recv[0].Slot = first(p[4]).Later },
+		"no result":                func(p []*scan.Pass) { p[0].Results = nil },
+		"no zero":                  func(p []*scan.Pass) { p[0].Begins = nil },
+	} {
+		passes := passesOf(schedules(x), false)
+		if fault := checkStates(x, step, false, passes); fault != "" {
+			t.Fatal(fault)
+		}
+		change(passes)
+		if fault := checkStates(x, step, false, passes); fault == "" {
+			t.Errorf("%s: the simulation finds nothing", what)
 		}
 	}
 }
