@@ -65,6 +65,9 @@ func (x *transport) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	for _, m := range send {
 		x.sent += int64(m.View.Size() * m.View.DType().Size())
 	}
+	if len(send)+len(recv) == 0 {
+		return nil, errors.New("an exchange of nothing")
+	}
 	x.made++
 	if !x.late(x.made - 1) {
 		return x.Exchanger.Exchange(send, recv)
@@ -343,7 +346,7 @@ func TestTrafficOfAZigzag(t *testing.T) {
 	}
 }
 
-// A faulty device fails in the call after so many.
+// A faulty device fails in one call, after others.
 type faulty struct {
 	counter
 	left int
@@ -352,7 +355,7 @@ type faulty struct {
 var errFaulty = errors.New("faulty")
 
 func (f *faulty) next() error {
-	if f.left--; f.left < 0 {
+	if f.left--; f.left == -1 {
 		return errFaulty
 	}
 	return nil

@@ -49,10 +49,10 @@ type States struct {
 	Backward Pass // of the gradients of the states after them
 }
 
-// NewStates returns the schedule of rank, a pure function of the segments: an exclusive prefix scan over the segments of
-// each document (Hillis and Steele, Data Parallel Algorithms, CACM 1986). The window of a segment is the map of some
-// segments just before it. In round 0 each segment sends its own map to the next one, as its window. In the later rounds
-// it sends its window to the segment at distance 1, 2, 4, ..., which composes the two, so that windows double. A window
+// NewStates returns the schedule of rank, a pure function of the segments: an exclusive prefix scan over those of each
+// document (Hillis and Steele, Data Parallel Algorithms, CACM 1986). The window of a segment is the map of some
+// segments just before it. In round 0 each segment sends its own map to the next one, as its window. In later rounds it
+// sends its window to the segment at distance 1, 2, 4, ..., which composes the two, so that windows double. A window
 // from the first segment of the document is a state. All documents share the rounds. A document of one segment takes no
 // part.
 func NewStates(x *partition.Segments, rank int) *States {
