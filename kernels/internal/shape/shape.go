@@ -7,6 +7,7 @@ package shape
 import (
 	"fmt"
 
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -55,4 +56,32 @@ func fits(n int, vs []View) bool {
 		}
 	}
 	return true
+}
+
+// ConvWidth is the largest width of a convolution.
+const ConvWidth = 8
+
+// Conv panics unless xs [batch, seq, 1, n] have the same shape and type, and before, the shape of w and the segments
+// match them: see Conv of model.Ops.
+func Conv(op string, before, w View, segments []partition.Range, xs ...View) {
+	x, all := xs[0], append([]View{before, w}, xs...)
+	n, width := x.Len(tensor.Dim), w.Len(tensor.Dim)
+	Must(SameShape(xs...) && x.Len(tensor.Heads) == 1 && 2 <= width && width <= ConvWidth &&
+		w.Shape() == [4]int{1, n, 1, width} &&
+		before.Shape() == [4]int{len(segments) * x.Len(tensor.Batch), width - 1, 1, n}, op, all...)
+	for _, v := range append(xs, before) {
+		Must(v.DType() == x.DType() && (n <= 1 || v.Stride(tensor.Dim) == 1), op, all...)
+	}
+	for _, s := range segments {
+		if s.Lo < 0 || s.Hi <= s.Lo || s.Hi > x.Len(tensor.Seq) {
+			panic(fmt.Sprintf("kernels: %s: segment [%d, %d) of %d rows", op, s.Lo, s.Hi, x.Len(tensor.Seq)))
+		}
+	}
+}
+
+// Gates panics unless xs have the same shape, and vectors an element for each of their columns.
+func Gates(op string, vectors []View, xs ...View) {
+	for _, v := range vectors {
+		Must(SameShape(xs...) && v.Size() == xs[0].Cols(), op, append(vectors, xs...)...)
+	}
 }
