@@ -257,7 +257,7 @@ func (c *Ops) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 			!norm {
 			return err
 		}
-		return c.addColumns(dw, parts)
+		return c.addColumns(dw, c.work(), parts)
 	})
 }
 
@@ -323,7 +323,7 @@ func (c *Ops) SumRows(sum, x View) {
 		if err := c.launch("ops_optim", name, cuda.Dim{X: parts}, cuda.Dim{X: threads}, args); err != nil {
 			return err
 		}
-		return c.addColumns(sum, parts)
+		return c.addColumns(sum, c.work(), parts)
 	})
 }
 

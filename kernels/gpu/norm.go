@@ -106,7 +106,7 @@ func (c *Ops) RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
 		if err := c.launch("ops_norm", name, cuda.Dim{X: parts}, cuda.Dim{X: threads}, &args); err != nil {
 			return err
 		}
-		return c.addColumns(dw, parts)
+		return c.addColumns(dw, c.work(), parts)
 	})
 }
 
@@ -133,12 +133,12 @@ func (c *Ops) parts(program, name string, threads, rows, n int) (int, error) {
 	return min(rows, resident, most), err
 }
 
-// addColumns adds the sum of the rows [parts, n] of the workspace to dw [n].
-func (c *Ops) addColumns(dw View, parts int) error {
+// addColumns adds the sum of the rows of partial [parts, n] to dw [n].
+func (c *Ops) addColumns(dw View, partial uint64, parts int) error {
 	var args cuda.Args
 	n := dw.Size()
 	return c.launch("ops_optim", "add_columns", cuda.Dim{X: ceilDiv(n, 32)}, cuda.Dim{X: 32, Y: 32},
-		args.View(dw).Addr(c.work()).Int(parts).Int(n))
+		args.View(dw).Addr(partial).Int(parts).Int(n))
 }
 
 // Embed sets row i of y to row ids[i] of table [vocab, hidden], of the same type. ids: int32. For an id outside the

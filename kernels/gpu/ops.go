@@ -27,7 +27,7 @@ type blocksKey struct {
 // program loads it.
 func (c *Ops) Preload() error {
 	return c.loader.Preload("gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
-		"ops_glu", "ops_experts", "ops_group")
+		"ops_glu", "ops_experts", "ops_group", "ops_conv")
 }
 
 // launch queues a kernel without dynamic shared memory.

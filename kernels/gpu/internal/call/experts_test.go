@@ -19,7 +19,7 @@ import (
 // unpackArguments calls kernels of several parameters, which the host passes as one struct.
 const unpackArguments = `
 #include <tuple>
-struct Packed { alignas(8) char bytes[512]; };
+struct Packed { alignas(8) char bytes[1024]; };
 template <class A> A next_argument(const char*& at) {
   at = (const char*)(((uintptr_t)at + alignof(A) - 1) / alignof(A) * alignof(A));
   A x;
@@ -56,7 +56,7 @@ func newHostExperts(t *testing.T, program string, kernels ...string) hostExperts
 	return hostExperts{h, rand.New(rand.NewPCG(1, 2))}
 }
 
-// call runs a kernel. Arguments are Views, int32, and pointers to structs.
+// call runs a kernel. Arguments are Views, integers, and structs.
 func (h hostExperts) call(program, kernel string, grid, block [2]int, shared int, args ...any) {
 	h.t.Helper()
 	var a arguments
@@ -76,6 +76,11 @@ func (h hostExperts) call(program, kernel string, grid, block [2]int, shared int
 			binary.NativeEndian.PutUint32(room(4, 4), uint32(x))
 		case source.Pairs:
 			h.move(&x.Tokens, &x.Places, &x.Starts)
+			copy(room(int(unsafe.Sizeof(x)), 8), unsafe.Slice((*byte)(unsafe.Pointer(&x)), unsafe.Sizeof(x)))
+		case int64:
+			binary.NativeEndian.PutUint64(room(8, 8), uint64(x))
+		case source.Conv:
+			h.move(&x.X.At, &x.Before.At, &x.Y.At, &x.DX.At, &x.Dbefore.At, &x.W, &x.Partial)
 			copy(room(int(unsafe.Sizeof(x)), 8), unsafe.Slice((*byte)(unsafe.Pointer(&x)), unsafe.Sizeof(x)))
 		case source.Router:
 			copy(room(int(unsafe.Sizeof(x)), 8), unsafe.Slice((*byte)(unsafe.Pointer(&x)), unsafe.Sizeof(x)))

@@ -198,6 +198,29 @@ type Layout struct {
 	Dst, Src [4]int64
 }
 
+// ConvRows is struct ConvRows of ops_conv.cu, a tensor [batch, seq, n]; see Strided.
+type ConvRows struct {
+	At          uint64
+	Sample      int64
+	Row, Unused int32
+}
+
+// ConvSegments is SEGMENTS in ops_conv.cu: the most segments of a kernel.
+const ConvSegments = 64
+
+// ConvSegment is struct ConvSegment of ops_conv.cu: a range of rows, and the tiles of a sample before it.
+type ConvSegment struct {
+	Lo, Hi, First int32
+}
+
+// Conv is struct Conv of ops_conv.cu.
+type Conv struct {
+	X, Before, Y, DX, Dbefore             ConvRows
+	W, Partial                            uint64
+	N, Width, Batch, Count, Tiles, Unused int32
+	Segments                              [ConvSegments]ConvSegment
+}
+
 // Keys is struct Keys of ops_embed.cu: the split of 32 bits into ids and positions.
 type Keys struct {
 	Count, Bits, Vocab int32

@@ -124,6 +124,7 @@ var gemm = []Program{{Name: "gemm_simple", File: "gemm_simple.cu"}}
 
 // ops holds the operations of the model and the optimizer, except matrix products and attention.
 var ops = []Program{
+	{Name: "ops_conv", File: "ops_conv.cu"},
 	{Name: "ops_copy", File: "ops_copy.cu"},
 	{Name: "ops_draw", File: "ops_draw.cu"},
 	{Name: "ops_embed", File: "ops_embed.cu"},
