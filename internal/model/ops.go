@@ -4,6 +4,7 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -18,13 +19,14 @@ type View = tensor.View
 //
 // An activation is [batch, seq, heads, dim], as a matrix of batch*seq rows and heads*dim columns. A weight is [1, out,
 // 1, in]. Activations have the compute type; updated parameters, their gradients, norms and losses are float32. Views
-// are dense, except in Add, Zero and Copy.
+// are dense, except in Add, Zero, Copy and Conv.
 type Ops interface {
 	Products
 	Norms
 	Tokens
 	Elementwise
 	Experts
+	Recurrent
 	attention.Sinks
 }
 
@@ -139,6 +141,25 @@ type Experts interface {
 	// Combine sets out [T, n] to add plus the sum over a token's choices, in their order, of weight times its row of y
 	// [P, n]. Without weight, the zero View, it is 1; without add, 0. out may be add.
 	Combine(out, add, y, weight View, p kernels.Pairs)
+}
+
+// Recurrent are the operations of gated delta nets around their recurrence.
+type Recurrent interface {
+	// Conv sets y to silu of the causal depthwise convolution of x, [batch, seq, 1, n], in each segment of the seq axis:
+	// y_t = silu(sum over j < width of w_j * r_(t-width+1+j)). r are the rows of x in the segment, after the rows of
+	// before, [segments*batch, width-1, 1, n]: sample b of segment s has index s*batch+b. w: [1, n, 1, width] of the type
+	// of parameters, with width from 2 to 8. Segments are not empty. Rows outside of them stay. x, y and before may be
+	// columns of wider rows: only their last axis is contiguous. y must not overlap x.
+	Conv(y, x, before, w View, segments []partition.Range)
+	// ConvBackward sets dx and dbefore, of the shapes of x and before, and adds to dw, of shape and type of w, unless that
+	// is the zero View. dx must not overlap x or dy.
+	ConvBackward(dx, dbefore, dw, dy, x, before, w View, segments []partition.Range)
+	// Gates sets g = -exp(aLog) * softplus(a + dt) and beta = sigmoid(b), of the type of parameters. a, b, g and beta:
+	// [batch, seq, heads, 1]; aLog, dt: [1, 1, 1, heads] of the type of parameters.
+	Gates(g, beta, a, b, aLog, dt View)
+	// GatesBackward sets da and db, of the type of activations, given dg and dbeta, and adds to daLog and ddt, unless one
+	// is the zero View.
+	GatesBackward(da, db, daLog, ddt, dg, dbeta, g, beta, a, aLog, dt View)
 }
 
 // Softmax returns the parameters of a model's attention.

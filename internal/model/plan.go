@@ -6,6 +6,7 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -122,6 +123,10 @@ func (nopOps) GroupDot(_ View, _ kernels.Operand, _ View, _ kernels.Pairs)      
 func (nopOps) GroupGLU(_, _ View, _ kernels.Activation)                                      {}
 func (nopOps) GroupGLUBackward(_, _, _, _, _, _ View, _ kernels.Pairs, _ kernels.Activation) {}
 func (nopOps) Combine(_, _, _, _ View, _ kernels.Pairs)                                      {}
+func (nopOps) Conv(_, _, _, _ View, _ []partition.Range)                                     {}
+func (nopOps) ConvBackward(_, _, _, _, _, _, _ View, _ []partition.Range)                    {}
+func (nopOps) Gates(_, _, _, _, _, _ View)                                                   {}
+func (nopOps) GatesBackward(_, _, _, _, _, _, _, _, _, _, _ View)                            {}
 
 type nopAttention struct{}
 

@@ -2,6 +2,7 @@ package cost
 
 import (
 	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -245,4 +246,20 @@ func (r Recorder) GroupGLUBackward(dx, wy, _, da, x, _ View, _ kernels.Pairs, _ 
 // Combine records the sum of a token's choices.
 func (r Recorder) Combine(out, _, y, _ View, _ kernels.Pairs) {
 	r.pass("copy", y.DType(), 2*sizeOf(out)+sizeOf(y))
+}
+
+// Conv records a pass over x, which takes the time of a copy.
+func (r Recorder) Conv(y, x, _, _ View, _ []partition.Range) { r.pass("copy", x.DType(), sizeOf(y, x)) }
+
+// ConvBackward records its gradients.
+func (r Recorder) ConvBackward(dx, _, _, dy, x, _, _ View, _ []partition.Range) {
+	r.pass("copy", x.DType(), sizeOf(dx, dy, x))
+}
+
+// Gates records the decay and the step of each head.
+func (r Recorder) Gates(g, beta, a, b, _, _ View) { r.pass("copy", a.DType(), sizeOf(g, beta, a, b)) }
+
+// GatesBackward records their gradients.
+func (r Recorder) GatesBackward(da, db, _, _, dg, dbeta, g, beta, a, _, _ View) {
+	r.pass("copy", a.DType(), sizeOf(da, db, dg, dbeta, g, beta, a))
 }

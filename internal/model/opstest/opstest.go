@@ -65,6 +65,9 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		{"Clamped", testClamped},
 		{"Combine", testCombine},
 		{"GroupNaN", testGroupNaN},
+		{"Conv", testConv},
+		{"ConvNaN", testConvNaN},
+		{"Gates", testGates},
 	}
 	for _, dtype := range activations {
 		t.Run(dtype.String(), func(t *testing.T) {
@@ -276,7 +279,7 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 	r.ops.CrossEntropy(loss, logits, r.ints(targets, 1, seq, 1, 1), 0.5, 0, true)
 
 	results := []View{x, y, inv, gate, one, up, dy, dx, dw, dnorm, dtable, logits, loss}
-	results = append(results, r.expertResults()...)
+	results = append(append(results, r.expertResults()...), r.recurrentResults()...)
 	h := sha256.New()
 	for _, v := range results {
 		host, err := dev.Download(v)

@@ -98,6 +98,28 @@ func TestExpertGradients(t *testing.T) {
 	}
 }
 
+// TestRecurrentGradients does the same for the convolution and the gates.
+func TestRecurrentGradients(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	normal := func(n int) []float64 { return refMap(zeros(n), func(float64) float64 { return rng.NormFloat64() }) }
+	const n, heads, rows = 3, 2, 3
+	for _, width := range []int{2, 4, 8} {
+		r, w, dy := normal((rows+width-1)*n), normal(n*width), normal(rows*n)
+		y := func() float64 { return dot(dy, refConv(r, w, n, width)) }
+		dr, dw := refConvBackward(dy, r, w, n, width)
+		differences(t, "conv dx", r, dr, y)
+		differences(t, "conv dw", w, dw, y)
+	}
+	a, b, aLog, dt, dg, dbeta := normal(rows*heads), normal(rows*heads), normal(heads), normal(heads), normal(rows*heads),
+		normal(rows*heads)
+	loss := func() float64 { g, beta := refGates(a, b, aLog, dt); return dot(dg, g) + dot(dbeta, beta) }
+	da, db, daLog, ddt := refGatesBackward(dg, dbeta, a, b, aLog, dt)
+	differences(t, "gates da", a, da, loss)
+	differences(t, "gates db", b, db, loss)
+	differences(t, "gates daLog", aLog, daLog, loss)
+	differences(t, "gates ddt", dt, ddt, loss)
+}
+
 // differences changes each element of x and compares the slope of f with grad.
 func differences(t *testing.T, what string, x, grad []float64, f func() float64) {
 	t.Helper()
