@@ -49,7 +49,7 @@ var engine = map[string]string{
 	"comm/device": "comm comm/internal/blame comm/internal/check comm/internal/pace tensor |" +
 		" comm/copyengine internal/base/cuda internal/base/nccl",
 	"ring":                   "attention comm partition tensor",
-	"ring/scan":              "comm partition ring tensor",
+	"ring/scan":              "attention/delta comm partition ring tensor",
 	"kernels":                "tensor",
 	"kernels/internal/shape": "partition tensor",
 	"kernels/cpu": "attention attention/delta internal/base/half kernels kernels/cpu/internal/simd" +

@@ -170,3 +170,21 @@ func (c *checker) view(name string, v View, shape [4]int, types ...tensor.DType)
 		c.fault("%s is %v; it must have shape %v, type %v and stride 1 on its last axis", name, v, shape, types)
 	}
 }
+
+// Idle is a Kernel that computes nothing, for loops that only count resources.
+type Idle struct{}
+
+// Summarize does nothing.
+func (Idle) Summarize(Args) error { return nil }
+
+// Forward does nothing.
+func (Idle) Forward(Args) error { return nil }
+
+// SummarizeBackward does nothing.
+func (Idle) SummarizeBackward(Args) error { return nil }
+
+// Backward does nothing.
+func (Idle) Backward(Args) error { return nil }
+
+// Compose does nothing.
+func (Idle) Compose(_, _, _ View) error { return nil }

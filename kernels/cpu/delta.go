@@ -161,7 +161,7 @@ func (x *deltaPiece[T]) open(width, states int) {
 	for _, p := range pieces {
 		total += len(p.of) * roundUp(p.n, pieceUnit)
 	}
-	mem := open[T](x.scratch, total, states*x.dim*x.width)
+	mem := open[T](x.scratch, total, states*roundUp(x.dim*x.width, pieceUnit))
 	for _, p := range pieces {
 		for _, m := range p.of {
 			*m = mem.take(p.n)

@@ -6,14 +6,14 @@
 //	segments, err := partition.NewSegments(shape)
 //	states := scan.NewStates(segments, rank)
 //	loop := scan.Scan{Kernel: kernel, Comm: group, Mover: ops, Stream: stream, Arena: arena}
-//	moving, err := loop.Begin(state, maps, &states.Forward) // local work may follow
-//	err = moving.Finish()
+//	err = loop.Forward(args, states, beside)
 package scan
 
 import (
 	"fmt"
 	"path"
 
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
@@ -21,14 +21,6 @@ import (
 
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
-
-// Kernel queues the composition of maps on the compute stream.
-type Kernel interface {
-	// Compose sets dst to the map of earlier, then later: M2 [M1 | R1] + [0 | R2]. Maps are [n, heads, dim, dim+dimV]:
-	// M | R. With states [n, heads, dim, dimV] for earlier and dst it applies the maps of later: M2 S + R2. dst may be
-	// later or earlier.
-	Compose(dst, later, earlier View) error
-}
 
 // Mover queues copies and sums of views, and zeroes them. The operations of kernels/cpu and kernels/gpu implement it.
 type Mover interface {
@@ -39,7 +31,7 @@ type Mover interface {
 
 // Scan runs schedules on one rank. Kernel, Comm and Mover queue work on the compute Stream.
 type Scan struct {
-	Kernel Kernel
+	Kernel delta.Kernel
 	Comm   comm.Exchanger
 	Mover  Mover
 	Stream tensor.Stream

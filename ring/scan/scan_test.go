@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/partition"
@@ -24,7 +25,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const batch, heads, dim, dimV = 2, 2, 4, 3
 
 // A composer composes maps of float64.
-type composer struct{ stream *tensor.HostStream }
+type composer struct {
+	delta.Kernel
+	stream *tensor.HostStream
+}
 
 func (k composer) Compose(dst, later, earlier tensor.View) error {
 	n, m := later.Len(tensor.Batch)*later.Len(tensor.Seq), later.Len(tensor.Heads)
@@ -119,7 +123,7 @@ func onRanks(t *testing.T, n int, late func(rank, transfer int) bool,
 		g.Go(func() error {
 			defer streams[r].Close()
 			sent[r] = &transport{Exchanger: world[r], stream: streams[r], late: func(i int) bool { return late(r, i) }}
-			s := &scan.Scan{Kernel: composer{streams[r]}, Comm: sent[r], Mover: cpu.New(streams[r]), Stream: streams[r],
+			s := &scan.Scan{Kernel: composer{stream: streams[r]}, Comm: sent[r], Mover: cpu.New(streams[r]), Stream: streams[r],
 				Arena: tensor.NewHostArena(0)}
 			if err := f(r, s); err != nil {
 				return err
@@ -235,7 +239,7 @@ func predicted(x *partition.Segments, rank int, backward bool) (maps, states int
 	return maps, states
 }
 
-// cases are sequences over several numbers of ranks.
+// cases returns sequences over several numbers of ranks.
 func cases(t *testing.T, draws int) (list []*partition.Segments) {
 	rng := rand.New(rand.NewPCG(73, 74))
 	for _, size := range []int{1, 2, 3, 4, 8} {
@@ -308,12 +312,11 @@ func (*counter) Wait()                      {}
 func (*counter) Sync(context.Context) error { return nil }
 
 // An idler does nothing.
-type idler struct{}
+type idler struct{ delta.Idle }
 
-func (idler) Compose(_, _, _ tensor.View) error { return nil }
-func (idler) Copy(_, _ tensor.View)             {}
-func (idler) Add(_, _ tensor.View)              {}
-func (idler) Zero(...tensor.View)               {}
+func (idler) Copy(_, _ tensor.View) {}
+func (idler) Add(_, _ tensor.View)  {}
+func (idler) Zero(...tensor.View)   {}
 
 // The traffic and the memory of one sample of a layer of 32 heads of 128, over a zigzag of 8 ranks.
 func TestTrafficOfAZigzag(t *testing.T) {
@@ -348,6 +351,7 @@ func TestTrafficOfAZigzag(t *testing.T) {
 
 // A faulty device fails in one call, after others.
 type faulty struct {
+	delta.Idle
 	counter
 	left int
 }

@@ -1,0 +1,60 @@
+package scan
+
+import (
+	"github.com/cprun/cprun/attention/delta"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Forward sets the states before the rank's segments, a.State, and a.O. beside, unless nil, queues work that does not
+// touch a: it runs while states travel.
+func (s *Scan) Forward(a delta.Args, x *States, beside func()) error {
+	err := s.hand(a, &x.Forward, a.State, beside, func(some delta.Args, maps View) error {
+		some.Maps = maps
+		return s.Kernel.Summarize(some)
+	})
+	if err != nil {
+		return err
+	}
+	return s.Kernel.Forward(a)
+}
+
+// Backward sets the gradients of the inputs, given a.State and a.DO.
+func (s *Scan) Backward(a delta.Args, x *States, beside func()) error {
+	defer s.Arena.Release(s.Arena.Mark())
+	shape := a.State.Shape()
+	a.DState = s.Arena.Alloc(a.State.DType(), shape[:]...)
+	err := s.hand(a, &x.Backward, a.DState, beside, func(some delta.Args, maps View) error {
+		some.DMaps = maps
+		return s.Kernel.SummarizeBackward(some)
+	})
+	if err != nil {
+		return err
+	}
+	return s.Kernel.Backward(a)
+}
+
+// hand sets states, given a function that computes the maps of some segments.
+func (s *Scan) hand(a delta.Args, p *Pass, states View, beside func(),
+	maps func(some delta.Args, maps View) error) error {
+	defer s.Arena.Release(s.Arena.Mark())
+	shape, batch := states.Shape(), states.Len(tensor.Batch)/max(1, p.Segments)
+	own := s.Arena.Alloc(states.DType(), batch*len(p.Maps), shape[1], shape[2], shape[2]+shape[3])
+	if len(p.Maps) > 0 {
+		some := a
+		some.Segments = make([]delta.Segment, len(p.Maps))
+		for i, at := range p.Maps {
+			some.Segments[i] = a.Segments[at]
+		}
+		if err := maps(some, own); err != nil {
+			return err
+		}
+	}
+	moving, err := s.Begin(states, own, p)
+	if err != nil {
+		return err
+	}
+	if beside != nil {
+		beside()
+	}
+	return moving.Finish()
+}
