@@ -39,21 +39,21 @@ func (l *attend) views(list []saved, m *Model, s *activations) []saved {
 		qInv, kInv = 1, 1
 	}
 	return append(list, []saved{
-		{&s.out.O, t, x.Heads, x.DimV, ofOutput},
-		{&s.out.LSE, f, x.Heads, 1, ofOutput},
-		{&s.outGate, t, gates, x.DimV, ofOutput}, // the output needs it
-		{&s.q, t, x.Heads, x.Dim, ofMixer},
-		{&s.k, t, x.KVHeads, x.Dim, ofMixer},
-		{&s.v, t, x.KVHeads, x.DimV, ofMixer},
-		{&s.qRaw, t, raw * x.Heads, x.Dim, ofMixer},
-		{&s.kRaw, t, raw * x.KVHeads, x.Dim, ofMixer},
-		{&s.qInv, f, raw * qInv, 1, ofMixer},
-		{&s.kInv, f, raw * kInv, 1, ofMixer},
-		{&s.inv1, f, input, 1, ofMixerTile},
-		{&s.n1, t, input, e, ofMixerTile},
-		{&s.gated, t, gates, x.DimV, ofTile},
-		{&s.proj, t, branch, e, ofTile},
-		{&s.projInv, f, branch, 1, ofTile},
+		{&s.out.O, t, x.Heads, x.DimV, ofOutput, 0},
+		{&s.out.LSE, f, x.Heads, 1, ofOutput, 0},
+		{&s.outGate, t, gates, x.DimV, ofOutput, 0}, // the output needs it
+		{&s.q, t, x.Heads, x.Dim, ofMixer, 0},
+		{&s.k, t, x.KVHeads, x.Dim, ofMixer, 0},
+		{&s.v, t, x.KVHeads, x.DimV, ofMixer, 0},
+		{&s.qRaw, t, raw * x.Heads, x.Dim, ofMixer, 0},
+		{&s.kRaw, t, raw * x.KVHeads, x.Dim, ofMixer, 0},
+		{&s.qInv, f, raw * qInv, 1, ofMixer, 0},
+		{&s.kInv, f, raw * kInv, 1, ofMixer, 0},
+		{&s.inv1, f, input, 1, ofMixerTile, 0},
+		{&s.n1, t, input, e, ofMixerTile, 0},
+		{&s.gated, t, gates, x.DimV, ofTile, 0},
+		{&s.proj, t, branch, e, ofTile, 0},
+		{&s.projInv, f, branch, 1, ofTile, 0},
 	}...)
 
 }
@@ -113,7 +113,7 @@ func (l *attend) heads(v View) View {
 func byHead(v View) View { return v.Reshape([4]int{1, 1, v.Size(), 1}) }
 
 // input returns the input of the projections: the norm of x, known or not, or x in a family without it.
-func (l *attend) input(p *pass, t *activations, known bool) View {
+func (l *layer) input(p *pass, t *activations, known bool) View {
 	if t.n1.IsZero() {
 		return t.x
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
@@ -24,7 +25,8 @@ type testCase struct {
 // newCase returns a model that computes in the type of its weights, with a batch of sequences. Each document starts
 // with position 0.
 func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs []int) *testCase {
-	c := &testCase{cfg: cfg, ops: refOps{}, att: refAttention{docs: docs, cfg: cfg}, arenaSize: 1 << 20}
+	c := &testCase{cfg: cfg, ops: refOps{}, att: refAttention{docs: docs, cfg: cfg,
+		alone: alone{delta.Reference{}, refOps{}, documents(docs, len(ids)/batch)}}, arenaSize: 1 << 20}
 	c.params = Params{Layout: NewLayout(cfg, 1), Weights: weights, Compute: weights,
 		Grads: tensor.New(weights.DType(), weights.Size())}
 	c.freeze(tensor.New(weights.DType(), int(c.params.Layout.FrozenSize())))
@@ -134,6 +136,13 @@ var tinyModels = map[string]*hf.Config{
 		Architecture: "llama", VocabSize: 13, HiddenSize: 10, IntermediateSize: 14, NumHiddenLayers: 2,
 		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 6, RopeTheta: 100, RMSNormEps: 1e-5, TieWordEmbeddings: true,
 		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2}, AttentionBias: true, MLPBias: true,
+	},
+	"qwen3_5": {
+		Architecture: "qwen3_5_text", VocabSize: 13, HiddenSize: 10, IntermediateSize: 14, NumHiddenLayers: 3,
+		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 6, RopeTheta: 100,
+		RMSNormEps:          0.05, // a result of the rule may be nearly 0
+		PartialRotaryFactor: 0.4, LayerTypes: []string{"linear_attention", "full_attention", "linear_attention"},
+		LinearConvKernelDim: 4, LinearKeyHeadDim: 8, LinearValueHeadDim: 5, LinearNumKeyHeads: 2, LinearNumValueHeads: 4,
 	},
 	"smollm3": {
 		Architecture: "smollm3", VocabSize: 7, HiddenSize: 6, IntermediateSize: 10, NumHiddenLayers: 2,

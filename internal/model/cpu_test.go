@@ -18,6 +18,7 @@ type cpuAttention struct {
 	kernel *cpu.Kernels
 	docs   []int // lengths
 	cfg    *hf.Config
+	alone
 }
 
 func (c cpuAttention) tiles(layer int) (tiles []partition.Tile) {
@@ -104,7 +105,7 @@ func (c *testCase) trainOnCPU(t *testing.T) (loss float64, grads []float64, peak
 	m := &mover{run: func(f func()) { stream.Do("move", func() error { f(); return nil }) }}
 	c.opt.Hooks = m.hooks()
 	cpu := cpu.New(stream)
-	att := cpuAttention{kernel: cpu, docs: []int{4, 3}, cfg: c.cfg}
+	att := cpuAttention{kernel: cpu, docs: []int{4, 3}, cfg: c.cfg, alone: alone{cpu.Delta(), cpu, c.att.segments}}
 	a, sum := c.arena(), tensor.New(tensor.F64, 1)
 	if err := New(c.cfg, cpu, att, c.params, c.opt).ForwardBackward(a, c.batch, sum, 0.5); err != nil {
 		t.Fatal(err)

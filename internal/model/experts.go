@@ -28,11 +28,11 @@ type expertViews struct {
 func (l *experts) views(list []saved, m *Model, s *activations) []saved {
 	e := l.MLP.Experts
 	list = append(list, []saved{
-		{&s.choice, tensor.I32, e.Chosen, 1, ofRoute},
-		{&s.weight, m.accum, e.Chosen, 1, ofRoute},
-		{&s.logits, m.accum, 1, e.Count, ofTile},
-		{&s.in, m.dtype, e.Chosen, 2 * e.Width, ofTile},
-		{&s.act, m.dtype, e.Chosen, e.Width, ofTile},
+		{&s.choice, tensor.I32, e.Chosen, 1, ofRoute, 0},
+		{&s.weight, m.accum, e.Chosen, 1, ofRoute, 0},
+		{&s.logits, m.accum, 1, e.Count, ofTile, 0},
+		{&s.in, m.dtype, e.Chosen, 2 * e.Width, ofTile, 0},
+		{&s.act, m.dtype, e.Chosen, e.Width, ofTile, 0},
 	}...)
 	if l.shared != nil {
 		list = l.shared.views(list, m, s)

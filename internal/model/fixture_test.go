@@ -16,7 +16,8 @@ var fixtures = []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa",
 	"../families/gemma2", "../families/gemma3", "../families/granite", "../families/llama-bias", "../families/mistral", "../families/phi3",
 	"../families/ministral3", "../families/olmo2", "../families/olmo3", "../families/qwen2", "../families/seed-oss",
 	"../families/smollm3", "../families/qwen3_moe", "../families/mixtral", "../families/glm4_moe", "../families/gpt_oss",
-	"../families/qwen3_5_text", "../families/qwen3_5_moe_text", "../families/qwen3_next"}
+	"../families/qwen3_5_text", "../families/qwen3_5_moe_text", "../families/qwen3_next",
+	"../families/qwen3_5_text-linear", "../families/qwen3_5_moe_text-linear", "../families/qwen3_next-linear"}
 
 // A fixture is a directory written by scripts/oracle/parity.py or families.py.
 type fixture struct {

@@ -42,7 +42,11 @@ type mixer interface {
 
 func newLayer(cfg *hf.Config, i int) *layer {
 	l := &layer{Layer: cfg.Layer(i), index: i, parts: map[hf.Role]*weight{}}
-	l.mixer, l.mlp = &attend{l}, mlpBranch{l, newMLP(l)}
+	l.mixer = &attend{l}
+	if l.Mixer.Recurs() {
+		l.mixer = &recur{l}
+	}
+	l.mlp = mlpBranch{l, newMLP(l)}
 	return l
 }
 
@@ -74,6 +78,7 @@ type activations struct {
 	out attention.Partial // the mixer's result before its product: [B, S, H, D], and [B, S, H, 1]
 	h   View              // [B, S, 1, E]: the mixer's summand, then the MLP's input
 	attendViews
+	recurViews
 	mlpViews
 }
 
@@ -92,24 +97,29 @@ const (
 	ofAgain     // of a tile that is computed again
 )
 
-// A saved view is [B, S, heads, dim]. With 0 heads the layer lacks it.
+// A saved view is [B, S, heads, dim], or with each [segments*B, each, heads, dim]. With 0 heads the layer lacks it.
 type saved struct {
 	at         *View
 	dtype      tensor.DType
 	heads, dim int
 	group      group
+	each       int
 }
 
 func (m *Model) views(l *layer, s *activations) []saved {
-	list := append(make([]saved, 0, 24), saved{&s.x, m.dtype, 1, m.cfg.HiddenSize, ofInput},
-		saved{&s.h, m.dtype, 1, m.cfg.HiddenSize, ofTile})
+	list := append(make([]saved, 0, 24), saved{&s.x, m.dtype, 1, m.cfg.HiddenSize, ofInput, 0},
+		saved{&s.h, m.dtype, 1, m.cfg.HiddenSize, ofTile, 0})
 	return l.mlp.views(l.mixer.views(list, m, s), m, s)
 }
 
 // alloc allocates the missing views of the groups lo to hi.
 func (m *Model) alloc(a *tensor.Arena, l *layer, s *activations, lo, hi group, batch, seq int) {
 	for _, v := range m.views(l, s) {
-		if v.group >= lo && v.group <= hi && v.heads > 0 && v.at.IsZero() {
+		switch {
+		case v.group < lo || v.group > hi || v.heads == 0 || !v.at.IsZero():
+		case v.each > 0:
+			*v.at = a.Alloc(v.dtype, batch*len(m.rec.Segments()), v.each, v.heads, v.dim)
+		default:
 			*v.at = a.Alloc(v.dtype, batch, seq, v.heads, v.dim)
 		}
 	}
@@ -188,7 +198,7 @@ func (p *pass) tile(l *layer, s *activations, lo, hi int) activations {
 	t, all := *s, s.x.Rows()
 	for _, v := range p.views(l, &t) {
 		switch {
-		case v.at.IsZero():
+		case v.at.IsZero() || v.each > 0:
 		case v.at.Rows() == all:
 			*v.at = part(*v.at, lo, hi)
 		default:

@@ -45,11 +45,11 @@ type mlpViews struct {
 func (l *mlpBranch) views(list []saved, m *Model, s *activations) []saved {
 	t, f, e, n, input := m.dtype, m.accum, m.cfg.HiddenSize, m.changes(l.layer, hf.MLPNorm), l.copies(hf.PostNorm)
 	return l.mlp.views(append(list, []saved{
-		{&s.inv2, f, input, 1, ofTile},
-		{&s.n2, t, input, e, ofTile},
-		{&s.down, t, n, e, ofTile},
-		{&s.downInv, f, n, 1, ofTile},
-		{&s.branch, t, n, e, ofAgain},
+		{&s.inv2, f, input, 1, ofTile, 0},
+		{&s.n2, t, input, e, ofTile, 0},
+		{&s.down, t, n, e, ofTile, 0},
+		{&s.downInv, f, n, 1, ofTile, 0},
+		{&s.branch, t, n, e, ofAgain, 0},
 	}...), m, s)
 }
 
@@ -103,8 +103,8 @@ type gated struct {
 
 func (l *gated) views(list []saved, m *Model, s *activations) []saved {
 	t, f, scales := m.dtype, l.MLP.Width, l.copies(l.scale)
-	return append(list, saved{&s.gate, t, 1, f, ofTile}, saved{&s.up, t, 1, f, ofTile}, saved{&s.y, t, 1, f, ofTile},
-		saved{&s.scale, t, scales, 1, ofTile}, saved{&s.scaled, t, scales, f, ofTile})
+	return append(list, saved{&s.gate, t, 1, f, ofTile, 0}, saved{&s.up, t, 1, f, ofTile, 0},
+		saved{&s.y, t, 1, f, ofTile, 0}, saved{&s.scale, t, scales, 1, ofTile, 0}, saved{&s.scaled, t, scales, f, ofTile, 0})
 }
 
 func (l *gated) forward(p *pass, t *activations, y, x, add View) {

@@ -22,6 +22,8 @@ type Options struct {
 	// LossChunk bounds the tokens with logits in memory at once; 0: DefaultLossChunk.
 	LossChunk int
 	Hooks     Hooks
+	// Segments is the number of segments of a rank in a plan of a model with a Recurrence.
+	Segments int
 
 	tile int // 0: tileRows
 }
@@ -81,6 +83,7 @@ type Model struct {
 	cfg   *hf.Config
 	ops   Ops
 	att   Attention
+	rec   Recurrence // nil: no layer is recurrent
 	opt   Options
 	dtype tensor.DType // of activations
 	accum tensor.DType // of accumulated values: float32, or float64 for float64 activations
@@ -132,6 +135,7 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 			params.BucketGrads = append(params.BucketGrads, b.of(params.Grads))
 		}
 	}
+	m.rec, _ = att.(Recurrence)
 	m.flat, m.lowest = params.Layout, lowest(cfg, params.Layout)
 	if i := m.lowest; i > 0 && i < cfg.NumHiddenLayers && m.opt.Layers[i].Save == SaveNothing {
 		m.opt.Layers = slices.Clone(opt.Layers)

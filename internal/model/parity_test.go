@@ -2,6 +2,7 @@ package model
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/tensor"
@@ -57,7 +58,12 @@ func TestParityWithTransformers(t *testing.T) {
 			if got, want := len(squares), len(f.expect.First.GradNorms); got != want {
 				t.Errorf("%d parameters, transformers has %d", got, want)
 			}
-			near(t, "gradient", norm(grads), f.expect.GradNorm[0], 2e-5)
+			// Of linear layers, transformers itself is 2e-5 from its result in float64, relative.
+			within := 1e-5
+			if strings.HasSuffix(name, "-linear") {
+				within = 4e-5
+			}
+			near(t, "gradient", norm(grads), f.expect.GradNorm[0], 2*within)
 			clip := 1.0
 			if limit := f.expect.GradClip; limit > 0 {
 				clip = min(1, limit/(norm(grads)+1e-6))
@@ -67,7 +73,7 @@ func TestParityWithTransformers(t *testing.T) {
 				if !ok {
 					t.Errorf("transformers has no parameter %s", name)
 				}
-				near(t, "gradient of "+name, clip*math.Sqrt(square), want, max(want, 0.01)*1e-5)
+				near(t, "gradient of "+name, clip*math.Sqrt(square), want, max(want, 0.01)*within)
 			}
 		})
 	}

@@ -27,7 +27,7 @@ type Memory struct {
 // computed in dtype. It runs the training code over an arena without memory and operations that do nothing, so it
 // matches the run.
 func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType) Memory {
-	m := phantomModel(cfg, nopOps{}, nopAttention{}, opt, dtype)
+	m := phantomModel(cfg, nopOps{}, nopAttention{Still: Still(opt.Segments)}, opt, dtype)
 	b, loss := phantomBatch(cfg, batch, localTokens)
 	var plan Memory
 	p := m.pass(tensor.NewMeter(), b)
@@ -123,12 +123,13 @@ func (nopOps) GroupDot(_ View, _ kernels.Operand, _ View, _ kernels.Pairs)      
 func (nopOps) GroupGLU(_, _ View, _ kernels.Activation)                                      {}
 func (nopOps) GroupGLUBackward(_, _, _, _, _, _ View, _ kernels.Pairs, _ kernels.Activation) {}
 func (nopOps) Combine(_, _, _, _ View, _ kernels.Pairs)                                      {}
-func (nopOps) Conv(_, _, _, _ View, _ []partition.Range)                                     {}
-func (nopOps) ConvBackward(_, _, _, _, _, _, _ View, _ []partition.Range)                    {}
-func (nopOps) Gates(_, _, _, _, _, _ View)                                                   {}
-func (nopOps) GatesBackward(_, _, _, _, _, _, _, _, _, _, _ View)                            {}
 
-type nopAttention struct{}
+func (nopOps) Conv(_, _, _, _ View, _ []partition.Range)                  {}
+func (nopOps) ConvBackward(_, _, _, _, _, _, _ View, _ []partition.Range) {}
+func (nopOps) Gates(_, _, _, _, _, _ View)                                {}
+func (nopOps) GatesBackward(_, _, _, _, _, _, _, _, _, _, _ View)         {}
+
+type nopAttention struct{ Still }
 
 func (nopAttention) Forward(int, attention.Partial, View, View, View) error { return nil }
 

@@ -20,6 +20,7 @@ func TestPlanIsWhatARunTakes(t *testing.T) {
 					}
 					c.opt = Options{Recompute: mode, LossChunk: 4, tile: 5}
 					c.arenaSize = 3000
+					c.opt.Segments = len(c.att.segments)
 					plan := Plan(c.cfg, c.opt, c.batch.IDs.Len(tensor.Batch), c.batch.IDs.Len(tensor.Seq), dtype)
 					_, _, trained := c.train(t, 1)
 					_, validated := c.validate(t)

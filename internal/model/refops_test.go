@@ -416,6 +416,7 @@ type refAttention struct {
 	docs  []int // document of each position; nil: one
 	cfg   *hf.Config
 	calls *[2]int // forward and backward calls, if counted
+	alone
 }
 
 var _ Attention = refAttention{}

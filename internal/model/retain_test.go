@@ -137,6 +137,7 @@ func TestAnyChoiceOfLayersGivesTheSameBits(t *testing.T) {
 					}
 					b := c.batch.IDs
 					c.opt.Hooks = Hooks{}
+					c.opt.Segments = len(c.att.segments)
 					plan := Plan(c.cfg, c.opt, b.Len(tensor.Batch), b.Len(tensor.Seq), c.params.Compute.DType())
 					if plan.Activations != peak || plan.Host != moved {
 						t.Fatalf("layers keep %v, tiles of %d: planned %d bytes and %d on the host, took %d and %d",

@@ -2,6 +2,7 @@ package model
 
 import (
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
@@ -17,7 +18,8 @@ type Work struct {
 
 // WorkOf returns the work of a model.
 func WorkOf(cfg *hf.Config) *Work {
-	r := &workRecorder{seen: map[product]bool{}, Work: Work{cfg: cfg, pair: make([]float64, cfg.NumHiddenLayers)}}
+	r := &workRecorder{Still: 1, seen: map[product]bool{},
+		Work: Work{cfg: cfg, pair: make([]float64, cfg.NumHiddenLayers)}}
 	if err := Rehearse(cfg, Options{}, 1, 1, tensor.F32, r, r); err != nil {
 		panic("model: a rehearsal met an error, which its operations do not return: " + err.Error())
 	}
@@ -49,6 +51,7 @@ func (w *Work) Attention(docs []int) (flops float64) {
 // workRecorder records each product of a matrix once, since a pass may compute it again.
 type workRecorder struct {
 	nopOps
+	Still
 	Work
 	seen map[product]bool
 }
@@ -95,6 +98,25 @@ func (r *workRecorder) Forward(layer int, _ attention.Partial, _, _, _ View) err
 // Backward multiplies twice as often.
 func (r *workRecorder) Backward(layer int, _ attention.Grads, _, _, _, _ View, _ attention.Partial) error {
 	return r.mix(layer, 2)
+}
+
+// Recur reads the state by k and by q, and adds k u to it.
+func (r *workRecorder) Recur(layer int, _ delta.Args, beside func()) error {
+	beside()
+	return r.step(layer, 1)
+}
+
+// RecurBackward multiplies twice as often.
+func (r *workRecorder) RecurBackward(layer int, _ delta.Args, beside func()) error {
+	beside()
+	return r.step(layer, 2)
+}
+
+// step counts passes of the recurrence, not of the chunks that compute it.
+func (r *workRecorder) step(layer, passes int) error {
+	d := r.cfg.Layer(layer).Mixer.Delta
+	r.token += float64(passes * 6 * d.Heads * d.Dim * d.DimV)
+	return nil
 }
 
 // VisiblePairs counts the (query, key) pairs of causal attention inside documents. A query sees itself and window keys

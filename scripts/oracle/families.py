@@ -48,6 +48,9 @@ SHARED = dict({**QWEN, "num_experts_per_tok": 2}, num_experts=8, moe_intermediat
               shared_expert_intermediate_size=20)
 NEXT = dict(SHARED, rope_parameters=PARTIAL)
 FULL = dict(layer_types=["full_attention"] * 2)
+# A delta rule enlarges differences: at the rate of RUN, two forms of it in transformers have other losses after ten steps.
+SLOW = dict(RUN, lr=1e-4)
+
 # The length of a document is two of the chunks of the linear layers.
 LINEAR = dict(num_hidden_layers=3, layer_types=["linear_attention", "linear_attention", "full_attention"],
               linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
@@ -88,9 +91,9 @@ FAMILIES = {
     "qwen3_5_text": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**QWEN, **FULL}), RUN),
     "qwen3_5_moe_text": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**{**SHARED, **FULL}), RUN),
     "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig(**{**NEXT, **FULL}, mlp_only_layers=[0]), RUN),
-    "qwen3_5_text-linear": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**QWEN, **LINEAR}), RUN),
-    "qwen3_5_moe_text-linear": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**{**SHARED, **LINEAR}), RUN),
-    "qwen3_next-linear": (Qwen3NextForCausalLM, Qwen3NextConfig(**{**NEXT, **LINEAR}), RUN),
+    "qwen3_5_text-linear": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**QWEN, **LINEAR}), SLOW),
+    "qwen3_5_moe_text-linear": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**{**SHARED, **LINEAR}), SLOW),
+    "qwen3_next-linear": (Qwen3NextForCausalLM, Qwen3NextConfig(**{**NEXT, **LINEAR}), SLOW),
 }
 
 

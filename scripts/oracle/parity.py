@@ -69,12 +69,12 @@ def write_tokens(path, t):
     path.write_bytes(header + struct.pack(f"<{len(t)}H", *t.tolist()))
 
 
-def train(model, t, seq, weight_decay, grad_clip, steps=STEPS):
+def train(model, t, seq, weight_decay, grad_clip, steps=STEPS, lr=None):
     is_matrix = {n: p.dim() > 1 and not n.endswith(("bias", "conv1d.weight")) for n, p in model.named_parameters()}
     matrices = [p for n, p in model.named_parameters() if is_matrix[n]]
     vectors = [p for n, p in model.named_parameters() if not is_matrix[n]]
     opt = torch.optim.AdamW([dict(params=matrices, weight_decay=weight_decay), dict(params=vectors, weight_decay=0.0)],
-                            lr=LR, betas=BETAS, eps=EPS)
+                            lr=lr or LR, betas=BETAS, eps=EPS)
     losses, norms, first = [], [], None
     for step in range(steps):
         ids = t[step * seq:(step + 1) * seq][None]
@@ -124,7 +124,7 @@ def main(root):
 
 
 def write_expect(out, run, steps, losses, norms, first):
-    expect = dict(seq=run["seq"], steps=steps, lr=LR, betas=BETAS, eps=EPS, weight_decay=run["weight_decay"],
+    expect = dict(seq=run["seq"], steps=steps, lr=run.get("lr", LR), betas=BETAS, eps=EPS, weight_decay=run["weight_decay"],
                   decay="matrices only", grad_clip=run["grad_clip"], loss=losses, grad_norm=norms, first=first,
                   torch=torch.__version__, transformers=transformers.__version__)
     (out / "expect.json").write_text(json.dumps(expect, indent=1) + "\n")

@@ -115,7 +115,7 @@ func newSearch(cfg *config.Config, ranks int, on machine.Machine, d *demand) *se
 		s.rate = reached * peak
 	}
 	for _, l := range cfg.Model.Layers() {
-		m := l.Mixer
+		m := l.Mixer // a recurrent one has no heads of attention
 		pairs := model.VisiblePairs([]int{cfg.Data.SeqLen}, m.Window) * float64(sequences(cfg)) /
 			float64(cfg.Parallel.Context)
 		t := cost.AttentionFLOPs(pairs, m.Heads, m.Dim, m.DimV) / s.rate

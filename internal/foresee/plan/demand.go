@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"runtime"
 	"slices"
 
@@ -21,6 +22,7 @@ import (
 // chunks of the loss, so that Fit, which tries several, finds them once.
 type demand struct {
 	tokens            int                           // of a sample
+	segments          int                           // of a rank, with layers that have a recurrent state
 	buffers           int64                         // bytes of the ring's arena, for one layer, forward and backward
 	forward, backward int64                         // bytes sent for all layers of one micro batch
 	works             map[planner.Work]planner.Work // by the same heads, without rows and calls
@@ -51,9 +53,9 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 	switch a := cfg.Parallel.Algorithm; {
 	case len(samples) == 1:
 	case widest(cfg).Window >= 0 && (a == "ring" || a == "hierarchical"): // rows may come in one hop, and go back in one
-		d.buffers += d.buffers / 2
+		d.buffers, d.segments = d.buffers+d.buffers/2, d.segments+d.segments/2
 	default:
-		d.buffers += d.buffers / 16
+		d.buffers, d.segments = d.buffers+d.buffers/16, d.segments+d.segments/16
 	}
 	return d, nil
 }
@@ -118,14 +120,49 @@ func (d *demand) cover(cfg *config.Config, machine machine.Machine, docs []int, 
 		}
 		see = nil
 	}
+	if err := recurring(cfg, docs, list, ranks); err != nil {
+		return err
+	}
 	for i := range ranks {
 		r := &ranks[i]
-		d.tokens, d.buffers = max(d.tokens, r.tokens), max(d.buffers, r.buffers)
+		d.tokens, d.buffers, d.segments = max(d.tokens, r.tokens), max(d.buffers, r.buffers), max(d.segments, r.segments)
 		if docs == nil {
 			d.forward, d.backward = max(d.forward, r.forward), max(d.backward, r.backward)
 		}
 		for h, w := range r.works {
 			d.works[h] = most(d.works[h], w)
+		}
+	}
+	return nil
+}
+
+// recurring adds the layers with a recurrent state to the demands of some ranks.
+func recurring(cfg *config.Config, docs []int, list []int, ranks []demand) error {
+	layers := map[hf.Mixer]int{}
+	for _, l := range cfg.Model.Layers() {
+		if l.Mixer.Recurs() {
+			layers[l.Mixer]++
+		}
+	}
+	for mixer, n := range layers {
+		spec, err := specOf(cfg, docs, widest(cfg))
+		if err != nil {
+			return err
+		}
+		x, err := partition.NewSegments(spec.Shape)
+		if err != nil {
+			return fmt.Errorf("a model with linear attention: %w", err)
+		}
+		a := attentionIn(cfg, mixer)
+		for i, rank := range list {
+			r, d := planner.Recorder{}, &ranks[i]
+			forward, backward, err := r.Recur(x, rank, a, d.tokens)
+			if err != nil {
+				return err
+			}
+			times := int64(n * (cfg.Train.MicroBatchSize / a.Batch))
+			d.forward, d.backward = d.forward+times*forward, d.backward+times*backward
+			d.buffers, d.segments = max(d.buffers, r.Buffers()), len(x.Own[rank])
 		}
 	}
 	return nil

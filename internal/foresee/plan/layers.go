@@ -46,7 +46,9 @@ func (d *demand) activations(cfg *config.Config, m *Memory) model.Memory {
 	key := kept{sequences(cfg), d.tokens, cfg.Memory.LossChunk, cfg.Memory.Recompute, m.Layers}
 	acts, ok := d.kept[key]
 	if !ok {
-		acts = model.Plan(&cfg.Model.Config, m.options(cfg), key.batch, key.tokens, backend.DType(cfg))
+		opt := m.options(cfg)
+		opt.Segments = d.segments
+		acts = model.Plan(&cfg.Model.Config, opt, key.batch, key.tokens, backend.DType(cfg))
 		d.kept[key] = acts
 	}
 	return acts

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/model"
@@ -12,6 +13,7 @@ import (
 
 // A rehearsal is both passes of a model over devices that only record. It has the seconds and sizes of the layers.
 type rehearsal struct {
+	model.Still
 	batch, tokens int
 	share         float64                 // tokens of the run for each rehearsed token
 	attention     []layerTimes            // by layer
@@ -120,6 +122,28 @@ func (r *rehearsal) mix(p passTime) error {
 	x := &r.mixing
 	x.compute, x.exposed, x.calls = x.compute+p.compute, x.exposed+p.exposed, x.calls+p.calls
 	return nil
+}
+
+// Recur adds the products of a recurrent layer.
+func (r *rehearsal) Recur(_ int, a delta.Args, beside func()) error {
+	beside()
+	r.recur(a, 1)
+	return nil
+}
+
+// RecurBackward adds those of the gradients, with the forward products again.
+func (r *rehearsal) RecurBackward(_ int, a delta.Args, beside func()) error {
+	beside()
+	r.recur(a, 3)
+	return nil
+}
+
+// recur takes 10 C d + 6 d^2 FLOPs of a row and value head, with chunks of C rows.
+func (r *rehearsal) recur(a delta.Args, passes float64) {
+	d := a.K.Len(tensor.Dim)
+	w := cost.Work{Op: "linear", DType: a.Q.DType(), Rows: a.Q.Rows(), In: d,
+		Out: a.V.Len(tensor.Heads) * (5*delta.Chunk + 3*d)}
+	r.spend(passes * r.seconds(w))
 }
 
 // Forward implements model.Attention.

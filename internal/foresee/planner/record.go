@@ -2,14 +2,17 @@ package planner
 
 import (
 	"context"
+	"errors"
 	"math"
 	"slices"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/ring/scan"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -93,6 +96,23 @@ func (r *Recorder) Run(s *ring.Schedule, a Attention, rows int, backward bool) e
 	}
 	dq, dk, dv := view(sum, a.Heads, a.Dim), view(sum, a.KVHeads, a.Dim), view(sum, a.KVHeads, a.DimV)
 	return x.Backward(attention.Grads{DQ: dq, DK: dk, DV: dv}, o, q, k, v, out, s, p)
+}
+
+// Recur runs both passes of a layer with a recurrent state on a rank that has that many rows. It returns the bytes that
+// each sends.
+func (r *Recorder) Recur(x *partition.Segments, rank int, a Attention, rows int) (forward, backward int64, err error) {
+	ring, data, d, n := r.Ring(), tensor.NewMeter(), a.Delta, len(x.Own[rank])
+	s := scan.Scan{Kernel: delta.Idle{}, Comm: ring.Comm, Mover: mover{r}, Stream: ring.Stream, Arena: ring.Arena}
+	states, halo := scan.NewStates(x, rank), scan.NewHalo(x, rank, d.Conv-1)
+	in := data.Alloc(a.DType, a.Batch, rows, 1, d.Channels())
+	before := data.Alloc(a.DType, n*a.Batch, d.Conv-1, 1, d.Channels())
+	args := delta.Args{State: data.Alloc(attention.AccumulatorType(a.DType), n*a.Batch, d.Heads, d.Dim, d.DimV),
+		Segments: make([]delta.Segment, n)}
+	at := r.Sent
+	err = errors.Join(s.Halo(before, in, halo), s.Forward(args, states, nil))
+	forward, at = r.Sent-at, r.Sent
+	err = errors.Join(err, s.HaloBackward(in, before, halo), s.Backward(args, states, nil))
+	return forward, r.Sent - at, err
 }
 
 func bytes(v View) int64 { return int64(v.Size()) * int64(v.DType().Size()) }
@@ -186,6 +206,13 @@ func (r mover) Copy(dst, src View) { r.copy(bytes(dst) + bytes(src)) }
 
 // Add implements ring.Mover. It reads two views and writes one.
 func (r mover) Add(dst, src View) { r.copy(2*bytes(dst) + bytes(src)) }
+
+// Zero implements scan.Mover.
+func (r mover) Zero(vs ...View) {
+	for _, v := range vs {
+		r.copy(bytes(v))
+	}
+}
 
 type stream struct{ *Recorder }
 

@@ -224,7 +224,9 @@ func rate(cfg *config.Config, steps int64) (string, error) {
 func alike(key string, a, b *hf.Config) bool {
 	switch {
 	case key == "model.layer_types" || key == "model.sliding_window":
-		return slices.EqualFunc(a.Layers(), b.Layers(), func(a, b hf.Layer) bool { return a.Mixer.Window == b.Mixer.Window })
+		return slices.EqualFunc(a.Layers(), b.Layers(), func(a, b hf.Layer) bool {
+			return a.Mixer.Window == b.Mixer.Window && a.Mixer.Recurs() == b.Mixer.Recurs()
+		})
 	case strings.HasPrefix(key, "model.rope_"):
 		ra, rb := model.NewRope(a), model.NewRope(b)
 		return reflect.DeepEqual(ra, rb)

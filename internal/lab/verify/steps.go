@@ -13,6 +13,7 @@ import (
 
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/run/train"
 )
 
@@ -330,7 +331,7 @@ func eachPiece(n int, vectors [][]part, f func(pieces [][]float32)) error {
 }
 
 // compareRope compares rotated keys of uniform tokens with the key at position 0, rotated by the config's frequencies.
-// Stretched tables other than linear ones are left out.
+// Stretched tables other than linear ones are left out, and layers above a recurrent one, whose states are not equal.
 func (r *Report) compareRope(cfg *config.Config, one *Side) {
 	tolerance := 1e-2 // attention over equal values rounds
 	if r.Tolerance > 1e-3 {
@@ -365,7 +366,8 @@ func (r *Report) compareRope(cfg *config.Config, one *Side) {
 		}
 	}
 	if r.Rope = &rope; rope.Layers == 0 {
-		r.Rope, r.Reasons["rope"] = nil, "no layer rotates keys by a table that is checked, or sequences have one token"
+		r.Rope, r.Reasons["rope"] = nil, "no layer that is checked rotates keys by a plain table: those below all "+
+			"recurrent ones are, in sequences of two tokens and more"
 	}
 }
 
@@ -375,6 +377,9 @@ func sq(x float64) float64 { return x * x }
 // it has such a form.
 func turning(cfg *config.Config, layer int) (theta, factor float64, known bool) {
 	m := &cfg.Model
+	if slices.ContainsFunc(m.Layers()[:layer], func(l hf.Layer) bool { return l.Mixer.Recurs() }) {
+		return 0, 0, false
+	}
 	if len(m.NoRopeLayers) > 0 && m.NoRopeLayers[layer] == 0 {
 		return 0, 1, true
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/machine"
@@ -33,6 +34,7 @@ type Device struct {
 	Ops    model.Ops
 	Kernel attention.Kernel
 	Sinks  attention.Sinks // for what Kernel computes
+	Delta  delta.Kernel    // nil: not supported
 	Optim  optim.Device
 	Store  Store
 	// Compute is the type of activations and of the weights used with them.
@@ -99,7 +101,8 @@ func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device
 	ops, copies := cpu.New(stream), hostCopies(stream)
 	var further streams
 	d := Device{
-		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Sinks: ops, Optim: ops,
+		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Sinks: ops, Delta: ops.Delta(),
+		Optim: ops,
 		Store:   hostStore{copies},
 		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16,
 		NewStream: further.maker(func(name string) (Stream, error) { return tensor.NewHostStream(name), nil }),

@@ -126,6 +126,9 @@ func (c *Config) checkWindow(f *faults) {
 	if family != nil && family.Interval > 0 && c.SlidingWindow > 0 {
 		f.add("sliding_window", ignored, c.SlidingWindow, family.Name)
 	}
+	if len(c.LayerTypes) > 0 && !slices.ContainsFunc(c.LayerTypes, func(t string) bool { return t != LinearAttention }) {
+		f.add("layer_types", "all layers are linear_attention; cprun needs one of full_attention")
+	}
 	for i, t := range c.LayerTypes {
 		if f.has("layer_types") {
 			break // one fault is enough
@@ -137,8 +140,6 @@ func (c *Config) checkWindow(f *faults) {
 		switch {
 		case t != FullAttention && t != other:
 			f.add("layer_types", "entry %d is %.64q; write full_attention or %s", i, t, other)
-		case t == LinearAttention:
-			f.add("layer_types", "entry %d is linear_attention: cprun lacks its gated delta rule", i)
 		case t == SlidingAttention && c.SlidingWindow == 0:
 			f.add("sliding_window", "missing, but layer_types[%d] is sliding_attention; write a number of tokens", i)
 		}

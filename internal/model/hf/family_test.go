@@ -64,7 +64,7 @@ func TestFilesOfFamilies(t *testing.T) {
 		`"model_type":"seed_oss","residual_dropout":0.1,` + shape:      "residual_dropout: 0.1 is not supported",
 		`"model_type":"mistral3","text_config":{"model_type":"other"}`: `model_type: "mistral3" is not supported`,
 		`"model_type":"llama","logits_scaling":2,` + shape:             "logits_scaling: 2 is not supported in llama",
-		`"model_type":"qwen3_5_text",` + shape:                         "entry 0 is linear_attention: cprun lacks its gated delta rule",
+		`"model_type":"qwen3_5_text",` + shape:                         "layer_types: all layers are linear_attention",
 	} {
 		if _, err := readText(t, "{"+text+"}"); err == nil || !strings.Contains(err.Error(), fault) {
 			t.Errorf("%s: %v, want %q", text, err, fault)

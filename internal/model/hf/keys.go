@@ -170,7 +170,7 @@ var ConfigKeys = []ConfigKey{
 	{Name: "layer_types", Default: "null", Choices: []string{FullAttention, SlidingAttention, LinearAttention},
 		With: "num_hidden_layers", Doc: "a value for each layer; null: every layer slides if sliding_window is set; in " +
 			"families with linear_attention, each but every fourth has that"},
-	{Name: "linear_conv_kernel_dim", Default: "null", Min: 1, Max: 64, lacks: ignored,
+	{Name: "linear_conv_kernel_dim", Default: "null", Min: 2, Max: 8, lacks: ignored,
 		Doc: "tokens of the causal convolution before linear attention; only qwen3_5_text, qwen3_5_moe_text, qwen3_next, " +
 			"as the following; null: 4"},
 	{Name: "linear_key_head_dim", Default: "null", Min: 1, Max: maxHeads, lacks: ignored,

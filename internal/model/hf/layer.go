@@ -125,7 +125,7 @@ func (r Role) Bias() Role { return r + " bias" }
 func (l Layer) Parts(hidden int) []Part { return append(l.Mixer.parts(hidden), l.MLP.parts(hidden)...) }
 
 func (m Mixer) parts(hidden int) []Part {
-	if m.Delta != (Delta{}) {
+	if m.Recurs() {
 		return m.Delta.parts(hidden)
 	}
 	q, k, v, o := m.Heads*m.Dim, m.KVHeads*m.Dim, m.KVHeads*m.DimV, m.Heads*m.DimV
@@ -237,10 +237,10 @@ func (c *Config) Layers() []Layer {
 	return list
 }
 
-// Mixers lists the mixers of the layers, each once, in order.
+// Mixers lists the mixers of layers with attention, each once, in order.
 func (c *Config) Mixers() (list []Mixer) {
 	for _, l := range c.Layers() {
-		if !slices.Contains(list, l.Mixer) {
+		if !l.Mixer.Recurs() && !slices.Contains(list, l.Mixer) {
 			list = append(list, l.Mixer)
 		}
 	}
@@ -255,6 +255,14 @@ func (c *Config) Windows() (list []int) {
 		}
 	}
 	return list
+}
+
+// Recurs reports whether the mixer is a delta rule, which has a state in place of keys and values.
+func (m Mixer) Recurs() bool { return m.Delta != (Delta{}) }
+
+// Recurs reports whether a layer has a recurrent mixer.
+func (c *Config) Recurs() bool {
+	return slices.ContainsFunc(c.Layers(), func(l Layer) bool { return l.Mixer.Recurs() })
 }
 
 // HasExperts reports whether a layer has experts.

@@ -68,20 +68,25 @@ type Delta struct {
 	Conv            int // rows of the causal convolution
 }
 
-// channels returns the rows of DeltaQKV.
-func (d Delta) channels() int { return 2*d.KeyHeads*d.Dim + d.Heads*d.DimV }
+// StateBytes returns the memory of a layer's state in float32, with the rows that its convolution reads.
+func (d Delta) StateBytes() int64 {
+	return 4 * int64(d.Heads*d.Dim*d.DimV+max(d.Conv-1, 0)*d.Channels())
+}
+
+// Channels returns the rows of DeltaQKV.
+func (d Delta) Channels() int { return 2*d.KeyHeads*d.Dim + d.Heads*d.DimV }
 
 func (d Delta) parts(hidden int) []Part {
 	v := d.Heads * d.DimV
 	return []Part{
 		{InputNorm, Scale, []int{hidden}, true},
 		{AttentionNorm, Scale, []int{hidden}, true},
-		{DeltaQKV, Product, []int{d.channels(), hidden}, false},
+		{DeltaQKV, Product, []int{d.Channels(), hidden}, false},
 		{DeltaZ, Product, []int{v, hidden}, false},
 		{DeltaB, Product, []int{d.Heads, hidden}, false},
 		{DeltaA, Product, []int{d.Heads, hidden}, false},
 		{DeltaOutput, Product, []int{hidden, v}, false},
-		{DeltaConv, Filter, []int{d.channels() * d.Conv}, false},
+		{DeltaConv, Filter, []int{d.Channels() * d.Conv}, false},
 		{DeltaLog, Bias, []int{d.Heads}, false},
 		{DeltaTime, Bias, []int{d.Heads}, false},
 		{DeltaNorm, Scale, []int{d.DimV}, false},

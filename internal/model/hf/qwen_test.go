@@ -160,9 +160,8 @@ func TestLinearLayersOfFiles(t *testing.T) {
 	for text, want := range map[string]string{
 		`"layer_types":[` + full + `]`:                                                  "",
 		`"full_attention_interval":1`:                                                   "",
-		`"full_attention_interval":2`:                                                   "layer_types: entry 0 is linear_attention",
 		`"full_attention_interval":0`:                                                   "full_attention_interval: 0 is not positive",
-		`"use_cache":true`:                                                              "layer_types: entry 0 is linear_attention",
+		`"use_cache":true`:                                                              "layer_types: all layers are linear_attention",
 		`"full_attention_interval":1,"attn_output_gate":false`:                          "attn_output_gate: false",
 		`"full_attention_interval":1,"output_gate_type":"sigmoid"`:                      "output_gate_type:",
 		`"full_attention_interval":1,"linear_num_key_heads":3`:                          "linear_num_key_heads: 3 does not divide",

@@ -7,7 +7,6 @@ package generate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -42,12 +41,13 @@ type Model struct {
 // mirror is a device vector with a host vector to copy from or to.
 type mirror struct{ dev, host View }
 
-// Bytes returns the memory of a model for a number of tokens: of its weights, and of the cached keys and values. The
-// activations of up to pieceRows tokens are extra.
+// Bytes returns the memory of a model for a number of tokens: of its weights, and of the cached keys, values and
+// states. The activations of up to pieceRows tokens are extra.
 func Bytes(cfg *hf.Config, tokens int) (weights, cache int64) {
 	size := int64(tensor.F32.Size())
 	for _, l := range cfg.Layers() {
 		cache += int64(l.Mixer.KVHeads) * int64(l.Mixer.Dim+l.Mixer.DimV) * int64(tokens) * size
+		cache += l.Mixer.Delta.StateBytes()
 	}
 	return model.NewLayout(cfg, 1).Size() * size, cache
 }
@@ -57,6 +57,9 @@ func Bytes(cfg *hf.Config, tokens int) (weights, cache int64) {
 func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 	read func(p model.Param, dst []float32) error) (m *Model, err error) {
 	defer device.Caught(&err)
+	if cfg.Recurs() && dev.Delta == nil {
+		return nil, fmt.Errorf("%s has no kernels for linear attention yet; use the device cpu", dev.Name)
+	}
 	params, err := readParams(ctx, cfg, dev, read)
 	if err != nil {
 		return nil, err
@@ -84,6 +87,7 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 	if m.arena, err = dev.Arena("activations", 0); err != nil {
 		return nil, err
 	}
+	m.cache.arena = m.arena
 	m.model = model.New(cfg, dev.Ops, m.cache, *params, model.Options{})
 	return m, nil
 }
@@ -163,6 +167,7 @@ func (m *Model) pass(ctx context.Context, ids []int32, total int) (err error) {
 	m.dev.Store.Upload(b.IDs, first(m.ids.host, [4]int{1, n, 1, 1}))
 	m.dev.Store.Upload(b.Cos, rows(m.cos.host))
 	m.dev.Store.Upload(b.Sin, rows(m.sin.host))
+	m.cache.rows = n
 	if err := m.model.Logits(m.arena, b, m.logits.dev); err != nil {
 		return err
 	}
@@ -178,10 +183,15 @@ type cache struct {
 	k, v []View // by layer, [1, room, KV heads, head dim], after RoPE
 	read int    // filled rows
 	room int
+	*states
 }
 
 func newCache(cfg *hf.Config, dev *device.Device, room int) (*cache, error) {
-	c := &cache{cfg: cfg, dev: dev, room: room}
+	recurrent, err := newStates(cfg, dev)
+	if err != nil {
+		return nil, err
+	}
+	c := &cache{cfg: cfg, dev: dev, room: room, states: recurrent}
 	for _, l := range cfg.Layers() {
 		m := l.Mixer
 		for list, dim := range map[*[]View]int{&c.k: m.Dim, &c.v: m.DimV} {
@@ -223,7 +233,7 @@ func (c *cache) Forward(layer int, out attention.Partial, q, k, v View) error {
 
 // Backward returns an error, since generation does not train.
 func (c *cache) Backward(int, attention.Grads, View, View, View, View, attention.Partial) error {
-	return errors.New("attention over a cache has no backward pass")
+	return errBackward
 }
 
 var _ model.Attention = (*cache)(nil)

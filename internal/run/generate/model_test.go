@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/internal/model"
@@ -31,6 +32,21 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type whole struct {
 	cfg    *hf.Config
 	kernel *attention.Reference[float64]
+	*states
+	delta *cpu.Kernels
+}
+
+// Halo sets rows before the text.
+func (w whole) Halo(_ int, before, _ View) error {
+	w.delta.Zero(before)
+	return nil
+}
+
+// Recur begins with no state.
+func (w whole) Recur(_ int, a delta.Args, beside func()) error {
+	w.delta.Zero(a.State)
+	beside()
+	return w.delta.Delta().Forward(a)
 }
 
 func (w whole) Forward(layer int, out attention.Partial, q, k, v View) error {
@@ -87,7 +103,8 @@ func trained(t *testing.T, cfg *hf.Config, weights *model.Params, ids []int32) (
 	}
 	model.NewRope(cfg).Fill(b.Cos, b.Sin, positions, slices.Repeat([]int{n}, n))
 	ops := recorder{cpu.New(stream), &logits}
-	m := model.New(cfg, ops, whole{cfg, attention.NewReference[float64](stream.Do)}, *weights, model.Options{})
+	att := whole{cfg, attention.NewReference[float64](stream.Do), &states{rows: n}, ops.Kernels}
+	m := model.New(cfg, ops, att, *weights, model.Options{})
 	if err := m.Forward(tensor.NewHostArena(0), b, tensor.New(tensor.F64, 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -147,6 +164,16 @@ func chooseOfFamily(c *hf.Config, r *rand.Rand) {
 	}
 	if f.Experts != nil {
 		c.NumExperts, c.NumExpertsPerTok, c.MoEIntermediateSize = 4+r.IntN(5), 1+r.IntN(3), 5+r.IntN(9)
+	}
+	if f.Interval > 0 {
+		c.LayerTypes = append(c.LayerTypes[:0], hf.FullAttention)
+		for len(c.LayerTypes) < c.NumHiddenLayers {
+			c.LayerTypes = append(c.LayerTypes, []string{hf.FullAttention, hf.LinearAttention}[r.IntN(2)])
+		}
+		keys := 1 + r.IntN(2)
+		c.LinearConvKernelDim, c.LinearNumKeyHeads, c.LinearNumValueHeads = 2+r.IntN(4), keys, keys*(1+r.IntN(3))
+		c.LinearKeyHeadDim, c.LinearValueHeadDim = 8+r.IntN(9), 4+r.IntN(9)
+		c.RMSNormEps = 1e-2 // a result of the rule may be nearly 0
 	}
 	switch f.Name {
 	case "glm4_moe":

@@ -26,6 +26,7 @@ type attend struct {
 	cache     *ring.Cache                   // schedules of recurring batches and of the next one
 	kernels   map[hf.Mixer][]string         // launched ones; nil: not recorded
 	keys      func(layer int, k View) error // called before each forward pass of a layer, unless nil
+	*recur                                  // nil: no layer is recurrent
 }
 
 func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
@@ -72,13 +73,17 @@ func (t *Trainer) rehearse(o *Options) error {
 }
 
 // begin sets the layout of the sequences of the next batch. It keeps schedules of an unchanged shape.
-func (a *attend) begin(b *microBatch) {
+func (a *attend) begin(b *microBatch) error {
 	// without documents, neither the layout nor the mask changes
 	if a.spec.Layout != nil && len(b.docs) == 0 && len(a.spec.Mask.Docs) == 0 {
-		return
+		return nil
 	}
 	a.spec = a.specOf(b.laid)
 	clear(a.schedules)
+	if a.recur == nil {
+		return nil
+	}
+	return a.recur.begin(a.spec.Shape, a.rank)
 }
 
 func (a *attend) specOf(l laid) ring.Spec {
@@ -130,7 +135,7 @@ func (a *attend) load() (total load, err error) {
 	for _, layer := range a.cfg.Layers() {
 		m := layer.Mixer
 		l, ok := known[m]
-		if !ok {
+		if !ok && !m.Recurs() {
 			shape, err := masked(a.spec.Shape, m.Window)
 			if err != nil {
 				return total, err

@@ -14,6 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/ring/scan"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -424,6 +425,7 @@ type labels struct {
 	flat    *model.FlatLayout
 	streams []tensor.Stream // the device's streams, which label those of transfers
 	ring    *ring.Ring      // adds the hops; nil until it exists
+	scan    *scan.Scan      // likewise; nil if no layer is recurrent
 	whole   string          // the step or the validation
 }
 
@@ -464,5 +466,8 @@ func (l *labels) set(part string) {
 	}
 	if l.ring != nil {
 		l.ring.Label = path
+	}
+	if l.scan != nil {
+		l.scan.Label = path
 	}
 }

@@ -235,7 +235,9 @@ type curveError struct{ loss, norm float64 }
 // within bounds the errors of curves against PyTorch's in float32 on any device, by the element type of the run. Each
 // bound is two to three times the largest measured error; of the small models of families in fp32, ten times.
 var within = map[string]curveError{"fp32": {6e-5, 4e-5}, "bf16": {1.3e-2, 5e-2}, "fp16": {2e-3, 5e-3},
-	"families": {1e-5, 1e-5}}
+	"families": {1e-5, 1e-5},
+	// Of two forms of the rule in transformers, the norms differ by 4e-5.
+	"linear": {1e-5, 1e-4}}
 
 // worse returns the larger errors of two curves.
 func (c curveError) worse(d curveError) curveError {

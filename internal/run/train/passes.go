@@ -34,7 +34,9 @@ func (t *Trainer) passes(ctx context.Context, f *inflight) (total load, err erro
 			return total, err
 		}
 		t.share.first, t.share.last = i == 0, i == len(list)-1
-		t.att.begin(b)
+		if err := t.att.begin(b); err != nil {
+			return total, err
+		}
 		b.Key, b.Routes = splitmix.Step(uint64(t.cfg.Train.Seed))+uint64(t.step), counts
 		if err := t.model.ForwardBackward(t.arena, b.Batch, loss, lossScale/float64(f.valid)); err != nil {
 			return total, err

@@ -263,7 +263,13 @@ func (t *Trainer) build(o *Options) (err error) {
 	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.sent, Mover: t.dev.Ops, Stream: t.dev.Stream,
 		Arena: workspace},
 		cfg, nil, t.mesh.context.Rank())
-	t.share.label.ring = t.att.ring
+	if shape.Recurs() && t.dev.Delta == nil {
+		return fmt.Errorf("%s has no kernels for linear attention yet; set device to cpu", t.dev.Name)
+	}
+	t.att.recur = newRecur(t.att.ring, t.dev.Delta, t.dev.Ops, shape)
+	if t.share.label.ring = t.att.ring; t.att.recur != nil {
+		t.share.label.scan = t.att.scan
+	}
 	if err := checkUses(t.share.resident.Slot, t.share.Flat, shape, opt); err != nil {
 		return err
 	}
@@ -507,7 +513,9 @@ func (t *Trainer) forward(ctx context.Context, f *feed, g group, sums View, set 
 	if set != nil {
 		set(b)
 	}
-	t.att.begin(b)
+	if err := t.att.begin(b); err != nil {
+		return nil, err
+	}
 	if err := t.model.Forward(t.arena, b.Batch, sums); err != nil {
 		return nil, err
 	}
