@@ -102,7 +102,7 @@ func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device
 	var further streams
 	d := Device{
 		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Sinks: ops, Delta: ops.Delta(),
-		Optim: ops,
+		Optim:   ops,
 		Store:   hostStore{copies},
 		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16,
 		NewStream: further.maker(func(name string) (Stream, error) { return tensor.NewHostStream(name), nil }),
