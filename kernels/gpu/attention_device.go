@@ -88,7 +88,7 @@ func (d *deviceAttention) begin(k blockKernel, o View, acc attention.Partial, q 
 	if err := d.floats("attention reset", acc.O, acc.LSE); err != nil {
 		return nil, err
 	}
-	if err := d.onDevice("attention finish", o); err != nil {
+	if err := d.loader.onDevice("attention finish", o); err != nil {
 		return nil, err
 	}
 	d.forward = deviceForward{d: d, k: k, o: o, acc: acc, q: q, p: p, fresh: true}
@@ -153,7 +153,7 @@ func (d *deviceAttention) beginBackward(k blockKernel, dq, do, q View, s attenti
 	if err := d.floats("attention reset", dq); err != nil {
 		return nil, err
 	}
-	if err := d.onDevice("attention delta", s.Delta, do, s.O); err != nil {
+	if err := d.loader.onDevice("attention delta", s.Delta, do, s.O); err != nil {
 		return nil, err
 	}
 	var cleared source.Strided // the kernel of delta also clears dq, which takes less time than two kernels
@@ -308,12 +308,12 @@ func (d *deviceAttention) floats(what string, vs ...View) error {
 			return fmt.Errorf("%s: %v: accumulators are float32", what, v)
 		}
 	}
-	return d.onDevice(what, vs...)
+	return d.loader.onDevice(what, vs...)
 }
 
-// onDevice returns an error for the first view outside of the kernel's device.
-func (d *deviceAttention) onDevice(what string, vs ...View) error {
-	place := d.loader.Device().Place()
+// onDevice returns an error for the first view outside of the loader's device.
+func (l *Loader) onDevice(what string, vs ...View) error {
+	place := l.Device().Place()
 	for _, v := range vs {
 		if v.IsZero() {
 			return fmt.Errorf("%s: a view without memory", what)

@@ -202,7 +202,7 @@ func (f *Flash) usable(what string, c *call.Flash, needs func(source.FlashShape)
 	if n, most := max(c.Q.Len(tensor.Seq), c.K.Len(tensor.Seq)), call.MaxFlashRows(c.Shape); n > most {
 		return fmt.Errorf("%s of %d positions: up to %d a rank; use more ranks", what, n, most)
 	}
-	return f.onDevice(what, append([]View{c.Q, c.K, c.V}, others...)...)
+	return f.loader.onDevice(what, append([]View{c.Q, c.K, c.V}, others...)...)
 }
 
 // run queues the launches as one piece of work of the stream.

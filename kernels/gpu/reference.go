@@ -100,7 +100,7 @@ func (r *Reference) usable(what string, c *call.Reference, others ...View) (prog
 	if program, err = c.Program(what); err != nil {
 		return "", err
 	}
-	return program, r.onDevice(what, append([]View{c.Q, c.K, c.V}, others...)...)
+	return program, r.loader.onDevice(what, append([]View{c.Q, c.K, c.V}, others...)...)
 }
 
 // run queues the launches as one piece of work of the stream.

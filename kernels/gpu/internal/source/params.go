@@ -262,3 +262,39 @@ type Router struct {
 	Scale                            float64
 	Sigmoid, Normalize, Groups, Kept int32
 }
+
+// DeltaParams has the arguments of the kernels of the gated delta rule; see delta.cu.
+type DeltaParams struct {
+	Q, K, V, G, Beta, Dout, O, DQ, DK, DV, DG, Dbeta, From, To Strided
+	T, P, A, E, X, S, DS, Factors                              uint64 // workspace
+	Batch, Heads, KeyHeads, Dim, DimV, WideV, Count, Flags     int32
+	Scale                                                      float32
+	Unused                                                     int32
+	Segments                                                   [DeltaSegments]DeltaSegment
+}
+
+// DeltaSegment is struct Segment of delta.cu: rows of every sample, and the number of its first chunk.
+type DeltaSegment struct {
+	Lo, Hi, Chunk int32
+}
+
+// DeltaSegments is the largest number of segments of a launch.
+const DeltaSegments = 96
+
+// Bits of DeltaParams.Flags; see delta.cu. The first bits are in the order of q, k, v, do, and do, o, dq, dk, dv.
+const (
+	DeltaAligned  = 1
+	DeltaWide     = 16
+	DeltaMapped   = 512
+	DeltaKeep     = 1024
+	DeltaBackward = 2048
+)
+
+// DeltaFactors is the size of struct Factors of delta.cu, in bytes.
+const DeltaFactors = 64 * (3*4 + 8)
+
+// DeltaMaps has the arguments of delta_compose.
+type DeltaMaps struct {
+	To, Later, Earlier          Strided
+	Dim, Columns, Begin, Unused int32
+}

@@ -138,4 +138,4 @@ var ops = []Program{
 }
 
 // topics lists all programs.
-var topics = [][]Program{gemm, fused, ops, flash, hopper, hopperGroup}
+var topics = [][]Program{gemm, fused, ops, delta, flash, hopper, hopperGroup}

@@ -1,0 +1,288 @@
+package call
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/attention/delta"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/tensor"
+)
+
+// DeltaLaunch is the launch of a kernel of the gated delta rule.
+type DeltaLaunch struct {
+	Kernel string
+	Grid   [3]int
+	Shared int // bytes of a block
+	Params source.DeltaParams
+}
+
+// Delta is a call of the kernels of the gated delta rule.
+type Delta struct {
+	delta.Args                                    // a result of Check
+	Op         string                             // as for Check
+	Most       int64                              // bytes of workspace, unless a chunk of all heads needs more
+	Alloc      func(int64) (at uint64, err error) // returns the address of so many bytes of workspace
+
+	shape    source.DeltaShape
+	name     string // of the type of q
+	p        source.DeltaParams
+	waves    []deltaWave
+	states   uint64 // the address of a float32 state before each wave, and of a gradient
+	launches []DeltaLaunch
+}
+
+// A deltaWave is the chunks that share the workspace: of some segments, or a part of one.
+type deltaWave struct {
+	number, first int // of the wave, and of its first segment
+	segments      []source.DeltaSegment
+	chunks        int
+	begins, ends  bool // the wave has the first rows of its segments, and the last
+}
+
+// Program returns the program of the call. It returns an error if the kernels do not support the call, on a GPU with so
+// many bytes of shared memory for a block.
+func (c *Delta) Program(shared int) (string, error) {
+	t, dim := c.Q.DType(), c.Q.Len(tensor.Dim)
+	c.shape, c.name = source.DeltaShape{Float32: t == tensor.F32, Dim: dim}, flashTypes[t]
+	need := max(c.shape.PrepareShared(), c.shape.ChainShared())
+	if c.Op == "delta backward" {
+		need = max(need, c.shape.GradsShared())
+	}
+	switch {
+	case c.name == "":
+		return "", fmt.Errorf("%s in %v: a GPU computes in float32 and 16-bit floats; use the CPU", c.Op, t)
+	case dim > source.DeltaMaxDim:
+		return "", fmt.Errorf("%s with dim %d: a GPU supports up to %d; use the CPU", c.Op, dim, source.DeltaMaxDim)
+	case max(c.Q.Len(tensor.Batch)*min(len(c.Segments), source.DeltaSegments), c.V.Len(tensor.Heads)) > math.MaxUint16:
+		return "", fmt.Errorf("%s: batch %d and %d heads are too many for a grid of a GPU", c.Op, c.Q.Len(tensor.Batch),
+			c.V.Len(tensor.Heads))
+	case need > shared:
+		return "", fmt.Errorf("%s in %v with dim %d needs %d bytes of shared memory for a block, of which this GPU has %d; "+
+			"use the CPU", c.Op, t, dim, need, shared)
+	}
+	return c.shape.Program().Name, nil
+}
+
+// Launches returns the launches of the call. Program must have returned no error.
+func (c *Delta) Launches() ([]DeltaLaunch, error) {
+	c.setParams()
+	if err := c.place(); err != nil {
+		return nil, err
+	}
+	c.launches = nil
+	for lo, hi := 0, 0; lo < len(c.waves); lo = hi { // the waves of a segment that needs several, or one
+		for hi = lo + 1; !c.waves[hi-1].ends; hi++ {
+		}
+		c.run(c.waves[lo:hi])
+	}
+	return c.launches, nil
+}
+
+func (c *Delta) setParams() {
+	p, views := &c.p, c.Views()
+	for i, to := range []*source.Strided{&p.Q, &p.K, &p.V, &p.G, &p.Beta, &p.Dout} {
+		*to = Strided(*views[i])
+	}
+	for i, to := range []*source.Strided{&p.O, &p.DQ, &p.DK, &p.DV, &p.DG, &p.Dbeta} {
+		*to = Strided(*views[10+i])
+	}
+	p.Batch, p.Heads, p.KeyHeads = Length(c.Q, tensor.Batch), Length(c.V, tensor.Heads), Length(c.Q, tensor.Heads)
+	p.Dim, p.DimV, p.Scale = Length(c.Q, tensor.Dim), Length(c.V, tensor.Dim), float32(c.Scale)
+	p.WideV = (p.DimV + source.DeltaColumns - 1) / source.DeltaColumns * source.DeltaColumns
+	for i, x := range []View{c.Q, c.K, c.V, c.DO} {
+		if InPieces(16/c.Q.DType().Size(), x) {
+			p.Flags |= source.DeltaAligned << i
+		}
+	}
+	for i, x := range []View{c.DO, c.O, c.DQ, c.DK, c.DV} {
+		if x.DType() != c.Q.DType() {
+			p.Flags |= source.DeltaWide << i
+		}
+	}
+	if strings.HasSuffix(c.Op, "backward") {
+		p.Flags |= source.DeltaBackward
+	}
+}
+
+// place divides the chunks into waves and sets the addresses of the workspace.
+func (c *Delta) place() error {
+	p := &c.p
+	size := int64(c.Q.DType().Size())
+	products := int64(p.Batch) * int64(p.Heads) // of a chunk
+	pairs, wide := size*delta.Chunk*delta.Chunk, size*int64(p.WideV)
+	sizes := []int64{source.DeltaFactors, pairs, pairs, 0, 0, 0, 0, 0}
+	if p.Flags&source.DeltaBackward != 0 {
+		sizes[3] = pairs
+	}
+	if c.Op == "delta backward" {
+		sizes = append(sizes[:4], wide*delta.Chunk, wide*delta.Chunk, wide*int64(p.Dim), wide*int64(p.Dim))
+	}
+	total := int64(0)
+	for i := range sizes {
+		sizes[i] *= products
+		total += sizes[i]
+	}
+	chunks := int(max(1, c.Most/max(1, total)))
+	c.cut(chunks)
+	most, bytes := int64(0), int64(0)
+	for _, w := range c.waves {
+		most = max(most, int64(w.chunks))
+		if !w.ends {
+			bytes = int64(len(c.waves)+1) * c.stateBytes()
+		}
+	}
+	at, err := c.Alloc(bytes + total*most)
+	c.states = at
+	at += uint64(bytes)
+	for i, to := range []*uint64{&p.Factors, &p.T, &p.P, &p.A, &p.E, &p.X, &p.S, &p.DS} {
+		*to = at
+		at += uint64(sizes[i] * most)
+	}
+	return err
+}
+
+// cut sets the waves, of so many chunks at most.
+func (c *Delta) cut(most int) {
+	c.waves = nil
+	add := func(first int, s source.DeltaSegment, begins, ends bool) {
+		n, last := (int(s.Hi-s.Lo)+delta.Chunk-1)/delta.Chunk, len(c.waves)-1
+		if last >= 0 && begins && ends {
+			if w := &c.waves[last]; w.begins && w.ends && w.chunks+n <= most && len(w.segments) < source.DeltaSegments {
+				s.Chunk = int32(w.chunks)
+				w.segments = append(w.segments, s)
+				w.chunks += n
+				return
+			}
+		}
+		c.waves = append(c.waves, deltaWave{last + 1, first, []source.DeltaSegment{s}, n, begins, ends})
+	}
+	for i, s := range c.Segments {
+		for lo := s.Lo; lo < s.Hi; lo += most * delta.Chunk {
+			hi := min(s.Hi, lo+most*delta.Chunk)
+			add(i, source.DeltaSegment{Lo: int32(lo), Hi: int32(hi)}, lo == s.Lo, hi == s.Hi)
+		}
+	}
+}
+
+// run adds the launches of a segment's waves, or of one wave of whole segments.
+func (c *Delta) run(waves []deltaWave) {
+	switch c.Op {
+	case "delta forward":
+		for _, w := range waves {
+			c.prepare(w)
+			to := source.Strided{}
+			if !w.ends {
+				to = c.kept(0)
+			}
+			c.chain("forward", w, c.before(w, 0), to, 0)
+		}
+	case "delta summarize":
+		for _, w := range waves {
+			c.prepare(w)
+			c.maps("forward", w, c.Maps, w.begins)
+		}
+	case "delta summarize backward":
+		for _, w := range slices.Backward(waves) {
+			c.prepare(w)
+			c.maps("reverse", w, c.DMaps, w.ends)
+		}
+	case "delta backward":
+		last := len(waves) - 1
+		for _, w := range waves[:last] {
+			c.prepare(w)
+			c.chain("forward", w, c.before(w, w.number), c.kept(w.number+1), 0)
+		}
+		grads := c.kept(len(c.waves))
+		for _, w := range slices.Backward(waves) {
+			c.prepare(w)
+			c.chain("forward", w, c.before(w, w.number), source.Strided{}, source.DeltaKeep)
+			from, to := grads, grads
+			if w.ends {
+				from = c.state(c.DState, w.first)
+			}
+			if w.begins {
+				to = source.Strided{}
+			}
+			c.chain("reverse", w, from, to, source.DeltaKeep)
+			c.add("grads_"+c.name, w, [3]int{w.chunks, int(c.p.KeyHeads), int(c.p.Batch)}, c.shape.GradsShared(), c.p)
+		}
+	}
+}
+
+// state returns the states of a view since a segment, as the kernels take them: rows along Seq.
+func (c *Delta) state(v View, segment int) source.Strided {
+	batch := v.Stride(tensor.Batch)
+	return source.Strided{At: v.Addr() + uint64(int64(segment)*int64(c.p.Batch)*batch*4), Batch: batch,
+		Head: v.Stride(tensor.Seq), Seq: v.Stride(tensor.Heads)}
+}
+
+func (c *Delta) stateBytes() int64 {
+	return 4 * int64(c.p.Batch) * int64(c.p.Heads) * int64(c.p.Dim) * int64(c.p.DimV)
+}
+
+// kept returns the i-th states in the workspace.
+func (c *Delta) kept(i int) source.Strided {
+	rows, dim := int64(c.p.DimV), int64(c.p.Dim)
+	return source.Strided{At: c.states + uint64(int64(i)*c.stateBytes()), Batch: int64(c.p.Heads) * dim * rows,
+		Head: dim * rows, Seq: rows}
+}
+
+// before returns the states before a wave: the arguments, or the i-th in the workspace.
+func (c *Delta) before(w deltaWave, i int) source.Strided {
+	if w.begins {
+		return c.state(c.State, w.first)
+	}
+	return c.kept(i)
+}
+
+func (c *Delta) prepare(w deltaWave) {
+	c.add("prepare_"+c.name, w, [3]int{w.chunks, int(c.p.KeyHeads), int(c.p.Batch)}, c.shape.PrepareShared(), c.p)
+}
+
+// maps adds a chain of maps, which begins with I | 0 if fresh, or else with the maps of the wave before.
+func (c *Delta) maps(kernel string, w deltaWave, maps View, fresh bool) {
+	to := c.state(maps, w.first)
+	from := to
+	if fresh {
+		from = source.Strided{}
+	}
+	c.chain(kernel, w, from, to, source.DeltaMapped)
+}
+
+func (c *Delta) chain(kernel string, w deltaWave, from, to source.Strided, flags int32) {
+	p := c.p
+	p.From, p.To = from, to
+	p.Flags |= flags
+	columns := int(p.WideV)
+	if flags&source.DeltaMapped != 0 {
+		columns += (int(p.Dim) + source.DeltaColumns - 1) / source.DeltaColumns * source.DeltaColumns
+	}
+	grid := [3]int{columns / source.DeltaColumns, int(p.Heads), len(w.segments) * int(p.Batch)}
+	c.add(fmt.Sprintf("%s_%d_%s", kernel, c.shape.Rows(), c.name), w, grid, c.shape.ChainShared(), p)
+}
+
+func (c *Delta) add(kernel string, w deltaWave, grid [3]int, shared int, p source.DeltaParams) {
+	p.Count = int32(copy(p.Segments[:], w.segments))
+	c.launches = append(c.launches, DeltaLaunch{"delta_" + kernel, grid, shared, p})
+}
+
+// DeltaCompose returns the arguments of delta_compose, and its grid and shared memory in bytes. The caller has checked
+// the views.
+func DeltaCompose(dst, later, earlier View) (p source.DeltaMaps, grid [3]int, shared int) {
+	const panel = 16
+	of := func(v View) source.Strided {
+		return source.Strided{At: v.Addr(), Batch: v.Stride(tensor.Batch), Head: v.Stride(tensor.Seq),
+			Seq: v.Stride(tensor.Heads)}
+	}
+	dim, columns := later.Len(tensor.Heads), earlier.Len(tensor.Dim)
+	p = source.DeltaMaps{To: of(dst), Later: of(later), Earlier: of(earlier), Dim: int32(dim), Columns: int32(columns),
+		Begin: int32(columns - (later.Len(tensor.Dim) - dim))}
+	most := dim
+	if dst.Addr() == earlier.Addr() {
+		most = columns
+	}
+	return p, [3]int{(most + panel - 1) / panel, later.Len(tensor.Seq), later.Len(tensor.Batch)}, 4 * panel * dim
+}

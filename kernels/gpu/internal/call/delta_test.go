@@ -1,0 +1,105 @@
+//go:build cuda
+
+package call
+
+import (
+	"fmt"
+	"testing"
+	"unsafe"
+
+	"github.com/cprun/cprun/attention/delta"
+	"github.com/cprun/cprun/attention/delta/deltatest"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/tensor"
+)
+
+// hostDelta runs the kernels of the gated delta rule on a host, with so many bytes of workspace.
+type hostDelta struct {
+	*host
+	most      int64
+	workspace *tensor.Host
+}
+
+func (h *hostDelta) call(op string, a delta.Args) error {
+	a, err := a.Check(op)
+	if err != nil {
+		return err
+	}
+	c := Delta{Args: a, Op: op, Most: h.most, Alloc: func(n int64) (at uint64, err error) {
+		if h.workspace == nil || h.workspace.Bytes() < n {
+			h.workspace, err = h.alloc(n)
+			ok(h.t, err)
+		}
+		xs := unsafe.Slice((*byte)(h.workspace.Ptr()), n)
+		for i := range xs {
+			xs[i] = 0xff // NaN
+		}
+		return uint64(uintptr(h.workspace.Ptr())), nil
+	}}
+	program, err := c.Program(227 << 10)
+	if err != nil {
+		return err
+	}
+	launches, err := c.Launches()
+	for _, l := range launches {
+		p := &l.Params
+		for _, x := range []*source.Strided{&p.Q, &p.K, &p.V, &p.G, &p.Beta, &p.Dout, &p.O, &p.DQ, &p.DK, &p.DV, &p.DG,
+			&p.Dbeta, &p.From, &p.To} {
+			h.move(&x.At)
+		}
+		h.move(&p.T, &p.P, &p.A, &p.E, &p.X, &p.S, &p.DS, &p.Factors)
+		if err == nil {
+			err = h.start(program, l.Kernel, l.Grid, [2]int{source.DeltaThreads, 1}, l.Shared, argumentsOf(p))
+		}
+	}
+	return err
+}
+
+func (h *hostDelta) Summarize(a delta.Args) error { return h.call("delta summarize", a) }
+func (h *hostDelta) Forward(a delta.Args) error   { return h.call("delta forward", a) }
+func (h *hostDelta) SummarizeBackward(a delta.Args) error {
+	return h.call("delta summarize backward", a)
+}
+func (h *hostDelta) Backward(a delta.Args) error { return h.call("delta backward", a) }
+
+func (h *hostDelta) Compose(dst, later, earlier View) error {
+	if err := delta.CheckCompose(dst, later, earlier); err != nil {
+		return err
+	}
+	p, grid, shared := DeltaCompose(dst, later, earlier)
+	h.move(&p.To.At, &p.Later.At, &p.Earlier.At)
+	return h.start("delta", "delta_compose", grid, [2]int{source.DeltaThreads, 1}, shared, argumentsOf(&p))
+}
+
+// newDeltaRig returns a rig whose workspace has room for so many bytes.
+func newDeltaRig(t testing.TB, most int64) deltatest.Rig {
+	h := &hostDelta{host: newHostOf(t, 1<<30), most: most}
+	return deltatest.Rig{Kernel: h, Upload: func(v View) View {
+		mem, err := h.alloc(int64(v.Size()*v.DType().Size()+15) &^ 15)
+		ok(t, err)
+		to := tensor.Dense(mem, v.DType(), 0, v.Shape())
+		tensor.Copy(to, v)
+		return to
+	}, Download: func(v View) (View, error) { return v, nil }, Rounds: true}
+}
+
+// TestDelta runs some cases of the suite, which takes minutes on a host: rows that need no full chunk, views with gaps,
+// and every program and kernel.
+func TestDelta(t *testing.T) {
+	needCompiler(t).prepare(t, "delta", "delta_fp32")
+	rig := newDeltaRig(t, 1<<30)
+	for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16, tensor.F32} {
+		for _, dims := range [][2]int{{16, 48}, {144, 5}} {
+			c := deltatest.Case{Name: "host", Batch: 2, KeyHeads: 1, Heads: 2, Dim: dims[0], DimV: dims[1],
+				Segments: []delta.Segment{{Lo: 1, Hi: 20}, {Lo: 20, Hi: 90}}, Decay: 0.1, Drop: -1e4, Beta: 1, Gaps: dims[0] == 16}
+			t.Run(fmt.Sprint(dtype, dims), func(t *testing.T) { deltatest.Check(t, rig, c, dtype) })
+		}
+	}
+}
+
+// TestDeltaWaves checks calls whose workspace has room for one chunk.
+func TestDeltaWaves(t *testing.T) {
+	c := deltatest.Case{Name: "waves", Batch: 1, KeyHeads: 1, Heads: 1, Dim: 16, DimV: 16,
+		Segments: []delta.Segment{{Lo: 0, Hi: 150}, {Lo: 150, Hi: 170}}, Decay: 0.05, Beta: 1}
+	deltatest.Check(t, newDeltaRig(t, 1), c, tensor.BF16)
+}

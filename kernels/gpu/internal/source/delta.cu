@@ -1,0 +1,822 @@
+// The gated delta rule; see attention/delta and, for the algebra of a chunk of 64 rows, kernels/cpu/delta.go:
+//
+//	A = beta_i k_i.k_j D(i, j) for j < i;   T = inverse of 1 + A;   P = scale q_i.k_j D(i, j) for j <= i
+//	E = T (beta_i (v_i - D(i, before) S' k_i));   o = scale D(i, before) q S + P E
+//	S' = D(last, before) S + (D(last, i) k_i)' E
+//
+// delta_prepare computes P and T of all chunks at once, delta_forward and delta_reverse follow the states and their
+// gradients through the chunks of a segment, with a block for 32 columns of a state, and delta_grads computes the
+// gradients of all chunks at once. The gradient of T's right factor is X = T' dE, and that of A is -X E'.
+//
+// 16-bit floats are multiplied on tensor cores. Sums, states and decays are float32, sums of g float64.
+//
+// Compiled with STAGES, the buffers of copies, SLICE, the columns of v that delta_grads takes at once, and, for
+// float32, FLOAT32.
+#include "flash_products.cuh"
+#include "ops.cuh"
+
+constexpr int ROWS = 64, COLS = 32, TILE = 128, THREADS = 256, SIZE = sizeof(Stored), SEGMENTS = 96;
+
+struct Segment {
+  int lo, hi, chunk; // its rows; the number of its first chunk
+};
+
+// Bits of DeltaParams.flags.
+constexpr int ALIGNED_Q = 1, ALIGNED_K = 2, ALIGNED_V = 4, ALIGNED_DOUT = 8; // rows of aligned pieces of 16 bytes
+constexpr int WIDE_DOUT = 16, WIDE_O = 32, WIDE_DQ = 64, WIDE_DK = 128, WIDE_DV = 256; // float32, whatever q is
+constexpr int MAPS = 512;     // states are maps M | R
+constexpr int KEEP = 1024;    // the chains keep what delta_grads needs
+constexpr int BACKWARD = 2048; // delta_prepare stores P transposed
+
+struct DeltaParams {
+  Strided q, k, v, g, beta, dout, o, dq, dk, dv, dg, dbeta;
+  Strided from, to; // states before the first chunk and after the last, seq for rows; NULL from: the map I | 0
+  // For each chunk, batch element and head, in the type of q: T, P, A / beta, E, X, the states before chunks, and the
+  // gradients of states after them; and Factors.
+  Stored *t, *p, *a, *e, *x, *s, *ds;
+  struct Factors* factors;
+  int batch, heads, key_heads, dim, dim_v, wide_v, count, flags; // wide_v: columns of E, X and states
+  float scale;
+  int unused;
+  Segment segments[SEGMENTS];
+};
+
+// Factors are those of rows: beta, D(i, before), D(last, i), and the sums of g. They are 0 since the segment's end.
+struct Factors {
+  float beta[ROWS], into[ROWS], out[ROWS];
+  double sum[ROWS];
+};
+
+#ifdef FLOAT32
+using fp32_t = float;
+
+// A Sum is a warp's share of a product: a lane has the elements of an mma.
+template <int HEIGHT, int WIDTH> struct Sum {
+  static constexpr int MT = HEIGHT / 16, NT = WIDTH / 8;
+  float x[MT][NT][4];
+};
+
+template <class In> __device__ __forceinline__ float element(const In& in, int outer, int k) {
+  using At = typename In::Tile;
+  return load_shared(in.smem + (In::TRANS ? At::offset(k, in.at + outer) : At::offset(in.at + outer, k)));
+}
+
+// product adds A B, over K, to c, whose operands are as those of multiply.
+template <class T, int K, class C, class A, class B>
+__device__ __forceinline__ void product(C& c, const A& a, const B& b) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int k = 0; k < K; k++) {
+    float x[C::MT][2], y[C::NT][2];
+#pragma unroll
+    for (int i = 0; i < C::MT * 2; i++) x[i / 2][i % 2] = element(a, i * 8 + lane / 4, k);
+#pragma unroll
+    for (int j = 0; j < C::NT * 2; j++) y[j / 2][j % 2] = element(b, j / 2 * 8 + lane % 4 * 2 + j % 2, k);
+#pragma unroll
+    for (int m = 0; m < C::MT; m++) {
+#pragma unroll
+      for (int n = 0; n < C::NT * 4; n++) c.x[m][n / 4][n % 4] += x[m][n % 4 / 2] * y[n / 4][n % 2];
+    }
+  }
+}
+
+template <class T> __device__ __forceinline__ void put_shared(unsigned at, float a, float b) {
+  store_shared(at, __float_as_uint(a), __float_as_uint(b));
+}
+template <class T> __device__ __forceinline__ float2 get_shared(unsigned at) {
+  return make_float2(load_shared(at), load_shared(at + 4));
+}
+#else
+template <int HEIGHT, int WIDTH> using Sum = Fragment<HEIGHT, WIDTH, false, false>;
+
+template <class T, int K, class C, class A, class B>
+__device__ __forceinline__ void product(C& c, const A& a, const B& b) {
+  multiply<T, K>(c, a, b);
+}
+
+template <class T> __device__ __forceinline__ void put_shared(unsigned at, float a, float b) {
+  store_shared(at, pack<T>(a, b));
+}
+template <class T> __device__ __forceinline__ float2 get_shared(unsigned at) {
+  float2 x;
+  unpack<T>(__float_as_uint(load_shared(at)), x.x, x.y);
+  return x;
+}
+#endif
+
+// pairs calls f(row, column, x, y) for all neighbours of a sum that begins at (row, column).
+template <class C, class F> __device__ __forceinline__ void pairs(C& c, int row, int col, F f) {
+  row += threadIdx.x % 32 / 4, col += threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < C::MT; m++) {
+#pragma unroll
+    for (int n = 0; n < C::NT; n++) {
+      f(row + m * 16, col + n * 8, c.x[m][n][0], c.x[m][n][1]);
+      f(row + m * 16 + 8, col + n * 8, c.x[m][n][2], c.x[m][n][3]);
+    }
+  }
+}
+
+template <class C> __device__ __forceinline__ void zero(C& c) {
+  pairs(c, 0, 0, [](int, int, float& x, float& y) { x = y = 0; });
+}
+
+// hold stores a sum as an operand of H by W, from (row, column).
+template <class T, int H, int W, class C> __device__ __forceinline__ void hold(unsigned smem, C& c, int row, int col) {
+  pairs(c, row, col, [=](int i, int j, float x, float y) { put_shared<T>(smem + Operand<H, W>::offset(i, j), x, y); });
+}
+
+// copy_out copies an operand of H by W to rows of dense memory, rows of them.
+template <class T, int H, int W>
+__device__ __forceinline__ void copy_out(Stored* to, int stride, unsigned smem, int rows) {
+  constexpr int PIECE = Operand<H, W>::PIECE, ACROSS = W / PIECE;
+  for (int i = threadIdx.x; i < H * ACROSS; i += THREADS) {
+    int row = i / ACROSS, col = i % ACROSS * PIECE;
+    if (row >= rows) continue;
+    float x[4];
+    load_shared(smem + Operand<H, W>::offset(row, col), x);
+    *(float4*)(to + (long long)row * stride + col) = make_float4(x[0], x[1], x[2], x[3]);
+  }
+}
+
+// A Chunk is rows [lo, lo + n) of batch element b, with its number among all.
+struct Chunk {
+  int number, b, lo, n;
+
+  __device__ __forceinline__ Chunk(const DeltaParams& p, int number, int b) : number(number), b(b) {
+    int first = 0, end = p.count;
+    while (end - first > 1) {
+      int middle = (first + end) / 2;
+      if (p.segments[middle].chunk <= number) {
+        first = middle;
+      } else {
+        end = middle;
+      }
+    }
+    of(p.segments[first]);
+  }
+
+  __device__ __forceinline__ Chunk(const Segment& s, int i, int b) : number(s.chunk + i), b(b) { of(s); }
+
+  __device__ __forceinline__ void of(const Segment& s) {
+    lo = s.lo + (number - s.chunk) * ROWS;
+    n = min(ROWS, s.hi - lo);
+  }
+
+  // of_head returns the place of a head among all products.
+  __device__ __forceinline__ long long of_head(const DeltaParams& p, int head) const {
+    return ((long long)number * p.batch + b) * p.heads + head;
+  }
+
+  // element returns the address of an element of a row of the chunk.
+  template <class T> __device__ __forceinline__ T* at(const Strided& s, int head, int row, int col) const {
+    return head_of<T>(s, b, head) + (lo + row) * s.seq + col;
+  }
+
+  // load starts copies of WIDTH columns since col.
+  template <int WIDTH>
+  __device__ __forceinline__ void load(
+      unsigned smem, const Strided& s, int head, int col, int dim, bool aligned) const {
+    ::load<ROWS, WIDTH, THREADS>(smem, head_of<Stored>(s, b, head) + col, s.seq, lo, lo, lo + n, dim - col, aligned);
+  }
+
+  // load_dout does the same with dO, which may be float32.
+  template <class T, int WIDTH>
+  __device__ __forceinline__ void load_dout(unsigned smem, const DeltaParams& p, int head, int col) const {
+    if (!(p.flags & WIDE_DOUT)) {
+      load<WIDTH>(smem, p.dout, head, col, p.dim_v, p.flags & ALIGNED_DOUT);
+      return;
+    }
+    for (int i = threadIdx.x; i < ROWS * WIDTH / 2; i += THREADS) {
+      int row = i * 2 / WIDTH, c = i * 2 % WIDTH;
+      const float* x = at<float>(p.dout, head, row, col + c);
+      bool first = row < n && col + c < p.dim_v, second = row < n && col + c + 1 < p.dim_v;
+      put_shared<T>(smem + Operand<ROWS, WIDTH>::offset(row, c), first ? x[0] : 0.0f, second ? x[1] : 0.0f);
+    }
+  }
+
+  // put stores two neighbours of a row, of which those since dim do not exist.
+  template <class T>
+  __device__ __forceinline__ void put(
+      const Strided& s, bool wide, int head, int row, int col, int dim, float x, float y) const {
+    if (row >= n) return;
+    if (wide) {
+      float* to = at<float>(s, head, row, col);
+      if (col < dim) to[0] = x;
+      if (col + 1 < dim) to[1] = y;
+    } else {
+      T* to = at<T>(s, head, row, col);
+      if (col < dim) to[0] = from_float<T>(x);
+      if (col + 1 < dim) to[1] = from_float<T>(y);
+    }
+  }
+};
+
+// scan sets x and y, of consecutive elements of the warp, to sums of all elements up to them.
+__device__ __forceinline__ void scan(double& x, double& y) {
+  const int lane = threadIdx.x % 32;
+  double sum = x + y;
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    double before = __shfl_up_sync(0xffffffffu, sum, i);
+    if (lane >= i) sum += before;
+  }
+  double before = __shfl_up_sync(0xffffffffu, sum, 1);
+  x += lane ? before : 0;
+  y += x;
+}
+
+// decay returns D(i, j), given the sums of g.
+__device__ __forceinline__ float decay(const double* sum, int i, int j) { return expf((float)(sum[i] - sum[j])); }
+
+using Square = float[ROWS][ROWS + 1];
+
+// invert sets t to the inverse of 1 + a, of which only the elements below the diagonal count: 16 rows at a time, by the
+// products with rows above, then by forward substitution.
+__device__ __forceinline__ void invert(Square& t, const Square& a) {
+  const int thread = threadIdx.x, row = thread / 16, col = thread % 16;
+#pragma unroll 1
+  for (int r = 0; r < ROWS; r += 16) {
+#pragma unroll 1
+    for (int c = col; c < ROWS; c += 16) {
+      float sum = c == r + row;
+      for (int l = c - col; l < r; l++) sum -= a[r + row][l] * t[l][c];
+      t[r + row][c] = sum;
+    }
+    __syncthreads();
+    if (thread < r + 16) {
+      float x[16];
+#pragma unroll
+      for (int i = 0; i < 16; i++) {
+        x[i] = t[r + i][thread];
+#pragma unroll
+        for (int j = 0; j < i; j++) x[i] -= a[r + i][r + j] * x[j];
+        t[r + i][thread] = x[i];
+      }
+    }
+    __syncthreads();
+  }
+}
+
+struct PrepareShared {
+  Square a, t;
+  Factors f;
+};
+
+template <class T> __device__ __forceinline__ void prepare(const DeltaParams& p) {
+  extern __shared__ __align__(1024) char shared[];
+  constexpr int BYTES = ROWS * ROWS * SIZE;
+  const unsigned q = smem_address(shared), k = q + BYTES;
+  PrepareShared& m = *(PrepareShared*)(shared + 2 * BYTES);
+  const Chunk c(p, blockIdx.x, blockIdx.z);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp / 2 * 16, col = warp % 2 * 32;
+  Sum<16, 32> qk, kk;
+  zero(qk), zero(kk);
+  for (int d = 0; d < p.dim; d += ROWS) {
+    c.load<ROWS>(q, p.q, blockIdx.y, d, p.dim, p.flags & ALIGNED_Q);
+    c.load<ROWS>(k, p.k, blockIdx.y, d, p.dim, p.flags & ALIGNED_K);
+    copies_commit();
+    copies_wait<0>();
+    __syncthreads();
+    InShared<ROWS, ROWS, false> keys(k, col);
+    product<T, ROWS>(qk, InShared<ROWS, ROWS, false>(q, row), keys);
+    product<T, ROWS>(kk, InShared<ROWS, ROWS, false>(k, row), keys);
+    __syncthreads();
+  }
+  const int group = p.heads / p.key_heads;
+  for (int head = blockIdx.y * group; head < int(blockIdx.y + 1) * group; head++) {
+    const long long to = c.of_head(p, head);
+    if (warp == 0) {
+      double g[2];
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        bool inside = lane * 2 + i < c.n;
+        g[i] = inside ? *c.at<float>(p.g, head, lane * 2 + i, 0) : 0;
+        m.f.beta[lane * 2 + i] = inside ? *c.at<float>(p.beta, head, lane * 2 + i, 0) : 0;
+      }
+      scan(g[0], g[1]);
+      m.f.sum[lane * 2] = g[0], m.f.sum[lane * 2 + 1] = g[1];
+      __syncwarp();
+#pragma unroll
+      for (int i = lane; i < ROWS; i += 32) {
+        bool inside = i < c.n;
+        m.f.into[i] = inside ? expf((float)m.f.sum[i]) : 0;
+        m.f.out[i] = inside ? decay(m.f.sum, c.n - 1, i) : 0;
+      }
+    }
+    __syncthreads();
+    const bool turned = p.flags & BACKWARD;
+#pragma unroll
+    for (int n = 0; n < Sum<16, 32>::NT * 4; n++) {
+      int i = row + lane / 4 + n % 4 / 2 * 8, j = col + n / 4 * 8 + lane % 4 * 2 + n % 2;
+      float d = j <= i && i < c.n ? decay(m.f.sum, i, j) : 0;
+      float x = j <= i && i < c.n ? p.scale * qk.x[0][n / 4][n % 4] * d : 0;
+      float y = j < i && i < c.n ? kk.x[0][n / 4][n % 4] * d : 0;
+      ((T*)p.p)[to * ROWS * ROWS + (turned ? j * ROWS + i : i * ROWS + j)] = from_float<T>(x);
+      if (turned) ((T*)p.a)[to * ROWS * ROWS + i * ROWS + j] = from_float<T>(y);
+      m.a[i][j] = m.f.beta[i] * y;
+    }
+    const float *from = (const float*)&m.f;
+    for (int i = threadIdx.x; i < int(sizeof(Factors) / 4); i += THREADS) ((float*)(p.factors + to))[i] = from[i];
+    __syncthreads();
+    invert(m.t, m.a);
+    for (int i = threadIdx.x; i < ROWS * ROWS; i += THREADS) {
+      ((T*)p.t)[to * ROWS * ROWS + i] = from_float<T>(m.t[i / ROWS][i % ROWS]);
+    }
+  }
+}
+
+// Chain has the shared memory of delta_forward and delta_reverse, for a dim up to DIM.
+template <int DIM> struct Chain {
+  static constexpr int KEYS = ROWS * DIM * SIZE, PAIRS = ROWS * ROWS * SIZE, VALUES = ROWS * COLS * SIZE;
+  static constexpr int K = 0, Q = KEYS, T = 2 * KEYS, P = T + PAIRS, V = P + PAIRS, F = V + VALUES;
+  static constexpr int STAGE = F + 2048, S = STAGES * STAGE, E = S + DIM * COLS * SIZE;
+  static_assert(sizeof(Factors) <= 2048, "room for the factors");
+};
+
+// A Part is what a block of a chain has: columns of one head's state, for a segment and batch element. Each warp has
+// rows of the state.
+template <class T, int DIM> struct Part {
+  using In = Chain<DIM>;
+  static constexpr int HEIGHT = DIM / 8;
+  const DeltaParams& p;
+  const Segment& segment;
+  int b, head, key_head, chunks, index; // index: of the state
+  int col, width, at;                   // columns since col of M or R, and the first one's number in a state
+  bool front;                           // columns of M
+  int state_row, row, from_col;         // this warp's part of a state, and of 64 by 32
+  const char* shared;
+  unsigned base;
+  Sum<HEIGHT, COLS> s;
+
+  __device__ __forceinline__ Part(const DeltaParams& p, const char* shared)
+      : p(p), segment(p.segments[blockIdx.z / p.batch]), b(blockIdx.z % p.batch), head(blockIdx.y),
+        key_head(head / (p.heads / p.key_heads)), chunks((segment.hi - segment.lo + ROWS - 1) / ROWS),
+        index(blockIdx.z), shared(shared), base(smem_address(shared)) {
+    const int warp = threadIdx.x / 32, fronts = p.flags & MAPS ? (p.dim + COLS - 1) / COLS : 0;
+    front = int(blockIdx.x) < fronts;
+    col = (front ? blockIdx.x : blockIdx.x - fronts) * COLS;
+    width = (front ? p.dim : p.dim_v) - col;
+    at = col + (front || !(p.flags & MAPS) ? 0 : p.dim);
+    state_row = warp * HEIGHT, row = warp / 2 * 16, from_col = warp % 2 * 16;
+    pairs(s, state_row, 0, [&](int i, int j, float& x, float& y) { x = first(i, j), y = first(i, j + 1); });
+    hold<T, DIM, COLS>(base + In::S, s, state_row, 0);
+  }
+
+  __device__ __forceinline__ float* state(const Strided& s, int i, int j) const {
+    return (float*)s.at + index * s.batch + head * s.head + i * s.seq + at + j;
+  }
+
+  // first returns an element of the state before the first chunk.
+  __device__ __forceinline__ float first(int i, int j) const {
+    if (i >= p.dim || j >= width) return 0;
+    return p.from.at ? *state(p.from, i, j) : front && i == col + j;
+  }
+
+  __device__ __forceinline__ void finish() {
+    if (!p.to.at) return;
+    pairs(s, state_row, 0, [&](int i, int j, float x, float y) {
+      if (i >= p.dim) return;
+      if (j < width) *state(p.to, i, j) = x;
+      if (j + 1 < width) *state(p.to, i, j + 1) = y;
+    });
+  }
+
+  __device__ __forceinline__ unsigned stage(int i) const { return base + i % STAGES * In::STAGE; }
+
+  // fetch starts copies of the i-th chunk, and of its columns of v or dO. M has zeros for them.
+  template <bool REVERSE> __device__ __forceinline__ void fetch(int i, unsigned to) const {
+    if (i >= 0 && i < chunks) {
+      const Chunk c(segment, i, b);
+      const long long from = c.of_head(p, head);
+      const bool out = REVERSE || p.o.at;
+      c.load<DIM>(to + In::K, p.k, key_head, 0, p.dim, p.flags & ALIGNED_K);
+      load<ROWS, ROWS, THREADS>(to + In::T, p.t + from * ROWS * ROWS, ROWS, 0, 0, ROWS, ROWS, true);
+      if (out) {
+        c.load<DIM>(to + In::Q, p.q, key_head, 0, p.dim, p.flags & ALIGNED_Q);
+        load<ROWS, ROWS, THREADS>(to + In::P, p.p + from * ROWS * ROWS, ROWS, 0, 0, ROWS, ROWS, true);
+      }
+      if (front) {
+        load<ROWS, COLS, THREADS>(to + In::V, (const Stored*)p.k.at, 0, 0, 0, 0, 0, true);
+      } else if (REVERSE) {
+        c.load_dout<T, COLS>(to + In::V, p, head, col);
+      } else {
+        c.load<COLS>(to + In::V, p.v, head, col, p.dim_v, p.flags & ALIGNED_V);
+      }
+      for (int j = threadIdx.x; j < int(sizeof(Factors) / 16); j += THREADS) {
+        copy16(to + In::F + j * 16, (const char*)(p.factors + from) + j * 16, true);
+      }
+    }
+    copies_commit();
+  }
+
+  // await waits for the i-th chunk, and starts the copies of the next one.
+  template <bool REVERSE> __device__ __forceinline__ const Factors& await(int i) {
+    const int next = REVERSE ? i - 1 : i + 1;
+    if (STAGES > 1) {
+      fetch<REVERSE>(next, stage(next + STAGES));
+      copies_wait<STAGES - 1>();
+    } else {
+      fetch<REVERSE>(i, stage(0));
+      copies_wait<0>();
+    }
+    __syncthreads();
+    return *(const Factors*)(shared + (stage(i) - base) + In::F);
+  }
+
+  // add adds the product of K' or Q' and an operand to the state.
+  __device__ __forceinline__ void add(unsigned keys, unsigned values) {
+    product<T, ROWS>(s, InShared<ROWS, DIM, true, HEIGHT>(keys, state_row),
+        InShared<ROWS, COLS, true, COLS>(values, 0));
+  }
+
+  __device__ __forceinline__ void scale(float by) {
+    pairs(s, 0, 0, [=](int, int, float& x, float& y) { x *= by, y *= by; });
+  }
+};
+
+// delta_forward sets o, the states after segments, or what delta_grads needs of the chain.
+template <class T, int DIM> __device__ __forceinline__ void forward(const DeltaParams& p) {
+  extern __shared__ __align__(1024) char shared[];
+  using In = Chain<DIM>;
+  Part<T, DIM> x(p, shared);
+  const unsigned s = x.base + In::S, right = x.base + In::E, e = right + In::VALUES, scaled = e + In::VALUES;
+  if (STAGES > 1) x.template fetch<false>(0, x.stage(0));
+  for (int i = 0; i < x.chunks; i++) {
+    const Factors& f = x.template await<false>(i);
+    const Chunk c(x.segment, i, x.b);
+    const unsigned in = x.stage(i);
+    Sum<16, 16> y;
+    zero(y);
+    product<T, DIM>(y, InShared<ROWS, DIM, false>(in + In::K, x.row), InShared<DIM, COLS, true, 16>(s, x.from_col));
+    pairs(y, x.row, x.from_col, [&](int i, int j, float a, float b) {
+      unsigned at = Operand<ROWS, COLS>::offset(i, j);
+      float2 v = get_shared<T>(in + In::V + at);
+      put_shared<T>(right + at, f.beta[i] * (v.x - f.into[i] * a), f.beta[i] * (v.y - f.into[i] * b));
+    });
+    __syncthreads();
+    zero(y);
+    product<T, ROWS>(y, InShared<ROWS, ROWS, false>(in + In::T, x.row),
+        InShared<ROWS, COLS, true, 16>(right, x.from_col));
+    hold<T, ROWS, COLS>(e, y, x.row, x.from_col);
+    pairs(y, x.row, x.from_col, [&](int i, int, float& a, float& b) { a *= f.out[i], b *= f.out[i]; });
+    hold<T, ROWS, COLS>(scaled, y, x.row, x.from_col);
+    __syncthreads();
+    if (p.flags & KEEP) {
+      const long long to = c.of_head(p, x.head);
+      copy_out<T, DIM, COLS>(p.s + to * p.dim * p.wide_v + x.col, p.wide_v, s, p.dim);
+      copy_out<T, ROWS, COLS>(p.e + to * ROWS * p.wide_v + x.col, p.wide_v, e, ROWS);
+    }
+    if (p.o.at) {
+      zero(y);
+      product<T, DIM>(y, InShared<ROWS, DIM, false>(in + In::Q, x.row), InShared<DIM, COLS, true, 16>(s, x.from_col));
+      pairs(y, x.row, 0, [&](int i, int, float& a, float& b) {
+        a *= p.scale * f.into[i], b *= p.scale * f.into[i];
+      });
+      product<T, ROWS>(y, InShared<ROWS, ROWS, false>(in + In::P, x.row),
+          InShared<ROWS, COLS, true, 16>(e, x.from_col));
+      pairs(y, x.row, x.from_col, [&](int i, int j, float a, float b) {
+        c.put<T>(p.o, p.flags & WIDE_O, x.head, i, x.col + j, p.dim_v, a, b);
+      });
+    }
+    x.scale(f.into[c.n - 1]);
+    x.add(in + In::K, scaled);
+    __syncthreads();
+    hold<T, DIM, COLS>(s, x.s, x.state_row, 0);
+  }
+  x.finish();
+}
+
+// delta_reverse goes through the chunks in reverse, with gradients of states:
+//
+//	dE = D(last, i) k_i dS' + P' do;   X = T' dE
+//	dS = D(last, before) dS' + (scale D(i, before) q_i)' do - (beta_i D(i, before) k_i)' X
+template <class T, int DIM> __device__ __forceinline__ void reverse(const DeltaParams& p) {
+  extern __shared__ __align__(1024) char shared[];
+  using In = Chain<DIM>;
+  Part<T, DIM> x(p, shared);
+  const unsigned s = x.base + In::S, e = x.base + In::E, dout = e + In::VALUES, scaled = dout + In::VALUES;
+  if (STAGES > 1) x.template fetch<true>(x.chunks - 1, x.stage(x.chunks - 1));
+  for (int i = x.chunks - 1; i >= 0; i--) {
+    const Factors& f = x.template await<true>(i);
+    const Chunk c(x.segment, i, x.b);
+    const unsigned in = x.stage(i), keep = in + In::V; // X replaces dO
+    Sum<16, 16> y;
+    zero(y);
+    product<T, DIM>(y, InShared<ROWS, DIM, false>(in + In::K, x.row), InShared<DIM, COLS, true, 16>(s, x.from_col));
+    pairs(y, x.row, 0, [&](int i, int, float& a, float& b) { a *= f.out[i], b *= f.out[i]; });
+    product<T, ROWS>(y, InShared<ROWS, ROWS, false>(in + In::P, x.row),
+        InShared<ROWS, COLS, true, 16>(in + In::V, x.from_col));
+    pairs(y, x.row, x.from_col, [&](int i, int j, float a, float b) {
+      unsigned at = Operand<ROWS, COLS>::offset(i, j);
+      float2 v = get_shared<T>(in + In::V + at);
+      put_shared<T>(e + at, a, b);
+      put_shared<T>(dout + at, p.scale * f.into[i] * v.x, p.scale * f.into[i] * v.y);
+    });
+    __syncthreads();
+    const long long to = c.of_head(p, x.head);
+    if (p.flags & KEEP) copy_out<T, DIM, COLS>(p.ds + to * p.dim * p.wide_v + x.col, p.wide_v, s, p.dim);
+    zero(y);
+    product<T, ROWS>(y, InShared<ROWS, ROWS, true, 16>(in + In::T, x.row),
+        InShared<ROWS, COLS, true, 16>(e, x.from_col));
+    if (p.flags & KEEP) hold<T, ROWS, COLS>(keep, y, x.row, x.from_col);
+    pairs(y, x.row, 0, [&](int i, int, float& a, float& b) {
+      float by = -f.beta[i] * f.into[i];
+      a *= by, b *= by;
+    });
+    hold<T, ROWS, COLS>(scaled, y, x.row, x.from_col);
+    x.scale(f.into[c.n - 1]);
+    x.add(in + In::Q, dout);
+    __syncthreads();
+    if (p.flags & KEEP) copy_out<T, ROWS, COLS>(p.x + to * ROWS * p.wide_v + x.col, p.wide_v, keep, ROWS);
+    x.add(in + In::K, scaled);
+    __syncthreads();
+    hold<T, DIM, COLS>(s, x.s, x.state_row, 0);
+  }
+  x.finish();
+}
+
+// sums sets rows[i] and cols[j], unless NULL, to the sums of a warp's part over its columns and rows.
+template <class C> __device__ __forceinline__ void sums(C& c, int row, int col, float* rows, float* cols) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; rows && i < C::MT * 2; i++) {
+    float x = 0;
+#pragma unroll
+    for (int n = 0; n < C::NT; n++) x += c.x[i / 2][n][i % 2 * 2] + c.x[i / 2][n][i % 2 * 2 + 1];
+    x = group_sum(x, 4);
+    if (lane % 4 == 0) rows[row + i * 8 + lane / 4] = x;
+  }
+  if (!cols) return;
+#pragma unroll
+  for (int j = 0; j < C::NT * 2; j++) {
+    float x = 0;
+#pragma unroll
+    for (int i = 0; i < C::MT * 2; i++) x += c.x[i / 2][j / 2][i % 2 * 2 + j % 2];
+#pragma unroll
+    for (int l = 4; l < 32; l *= 2) x += __shfl_xor_sync(0xffffffffu, x, l);
+    if (lane < 4) cols[col + j / 2 * 8 + lane * 2 + j % 2] = x;
+  }
+}
+
+// fold multiplies the rows of y by factor, adds more times y to to, and sets dots to the products of the rows of y and
+// of q or k.
+template <class T, class F, class G> __device__ __forceinline__ void fold(Sum<32, 32>& to, Sum<32, 32>& y,
+    unsigned with, int row, int col, float* dots, F factor, G more) {
+  pairs(y, row, 0, [&](int i, int, float& a, float& b) { a *= factor(i), b *= factor(i); });
+#pragma unroll
+  for (int i = 0; i < 32; i++) {
+    to.x[i / 16][i / 4 % 4][i % 4] +=
+        more(row + i / 16 * 16 + i % 4 / 2 * 8 + threadIdx.x % 32 / 4) * y.x[i / 16][i / 4 % 4][i % 4];
+  }
+  pairs(y, row, col, [&](int i, int j, float& a, float& b) {
+    float2 z = get_shared<T>(with + Operand<ROWS, TILE>::offset(i, j));
+    a *= z.x, b *= z.y;
+  });
+  sums(y, row, col, dots, NULL);
+}
+
+// Grads has the shared memory of delta_grads: tiles of k and q, and stages of dO, E, X, S and dS'.
+struct Grads {
+  static constexpr int KEYS = ROWS * TILE * SIZE, VALUES = ROWS * SLICE * SIZE, STATES = TILE * SLICE * SIZE;
+  static constexpr int PAIRS = ROWS * ROWS * SIZE;
+  static constexpr int K = 0, Q = KEYS, STAGE = 2 * KEYS, STAGE_BYTES = 3 * VALUES + 2 * STATES;
+  static constexpr int DP = STAGE, DA = DP + PAIRS, MORE = STAGE + STAGES * STAGE_BYTES;
+  static_assert(2 * PAIRS <= STAGES * STAGE_BYTES, "gradients of P and A replace the stages");
+};
+
+struct GradSums {
+  Factors f;
+  // Parts of sums over rows and columns of the gradients of P and A, times these, and over columns of those of q and k
+  // times these: of warps.
+  float p_rows[2][ROWS], p_cols[4][ROWS], a_rows[2][ROWS], a_cols[4][ROWS], dots[3][4][ROWS];
+  float values[ROWS], diagonal[ROWS], states[8]; // X V and X E of rows; S dS' of warps
+};
+
+// delta_grads sets the gradients of the rows of a chunk, for 128 columns of q and k after another.
+template <class T> __device__ __forceinline__ void grads(const DeltaParams& p) {
+  extern __shared__ __align__(1024) char shared[];
+  const unsigned base = smem_address(shared), k = base + Grads::K, q = base + Grads::Q, dp_at = base + Grads::DP,
+                 da_at = base + Grads::DA;
+  GradSums& m = *(GradSums*)(shared + Grads::MORE);
+  const Factors& f = m.f;
+  const Chunk c(p, blockIdx.x, blockIdx.z);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = p.heads / p.key_heads, 
+            slices = (p.wide_v + SLICE - 1) / SLICE;
+  const int row = warp / 4 * 32, col = warp % 4 * 32, pair_row = warp / 2 * 16, pair_col = warp % 2 * 32;
+  for (int d = 0; d < p.dim; d += TILE) {
+    c.load<TILE>(k, p.k, blockIdx.y, d, p.dim, p.flags & ALIGNED_K);
+    c.load<TILE>(q, p.q, blockIdx.y, d, p.dim, p.flags & ALIGNED_Q);
+    Sum<32, 32> dq, dk;
+    zero(dq), zero(dk);
+    for (int head = blockIdx.y * group; head < int(blockIdx.y + 1) * group; head++) {
+      const long long from = c.of_head(p, head), states = from * p.dim * p.wide_v, values = from * ROWS * p.wide_v;
+      auto fetch = [&](int i) {
+        unsigned to = base + Grads::STAGE + i % STAGES * Grads::STAGE_BYTES;
+        if (i < slices) {
+          const int v = i * SLICE, left = p.wide_v - v;
+          c.load_dout<T, SLICE>(to, p, head, v);
+          load<ROWS, SLICE, THREADS>(to + Grads::VALUES, p.e + values + v, p.wide_v, 0, 0, ROWS, left, true);
+          load<ROWS, SLICE, THREADS>(to + 2 * Grads::VALUES, p.x + values + v, p.wide_v, 0, 0, ROWS, left, true);
+          const Stored *s = p.s + states + v, *ds = p.ds + states + v;
+          load<TILE, SLICE, THREADS>(to + 3 * Grads::VALUES, s, p.wide_v, d, 0, p.dim, left, true);
+          load<TILE, SLICE, THREADS>(to + 3 * Grads::VALUES + Grads::STATES, ds, p.wide_v, d, 0, p.dim, left, true);
+        }
+        copies_commit();
+      };
+      if (STAGES > 1) fetch(0);
+      for (int i = threadIdx.x; i < int(sizeof(Factors) / 4); i += THREADS) {
+        ((float*)&m.f)[i] = ((const float*)(p.factors + from))[i];
+      }
+      Sum<32, 32> by_q, by_k, by_beta; // dO S', E dS'' and X S'
+      Sum<16, 32> dp, da;              // E dO', transposed, and X E'
+      zero(by_q), zero(by_k), zero(by_beta), zero(dp), zero(da);
+      float dot = 0; // of S and dS'
+      for (int i = 0; i < slices; i++) {
+        fetch(STAGES > 1 ? i + 1 : i);
+        copies_wait<STAGES - 1>();
+        __syncthreads();
+        const unsigned dout = base + Grads::STAGE + i % STAGES * Grads::STAGE_BYTES, e = dout + Grads::VALUES,
+                       x = e + Grads::VALUES, s = x + Grads::VALUES, ds = s + Grads::STATES;
+        using Rows = InShared<ROWS, SLICE, false>;
+        using States = InShared<TILE, SLICE, false>;
+        product<T, SLICE>(dp, Rows(e, pair_row), Rows(dout, pair_col));
+        product<T, SLICE>(da, Rows(x, pair_row), Rows(e, pair_col));
+        product<T, SLICE>(by_q, Rows(dout, row), States(s, col));
+        product<T, SLICE>(by_k, Rows(e, row), States(ds, col));
+        product<T, SLICE>(by_beta, Rows(x, row), States(s, col));
+        for (int j = threadIdx.x * 4; j < TILE * SLICE * SIZE / 4; j += THREADS * 4) {
+          float a[4], b[4];
+          load_shared(s + j * 4, a), load_shared(ds + j * 4, b);
+#pragma unroll
+          for (int l = 0; l < 4; l++) {
+            if constexpr (SIZE == 4) {
+              dot += a[l] * b[l];
+            } else {
+              float a0, a1, b0, b1;
+              unpack<T>(__float_as_uint(a[l]), a0, a1), unpack<T>(__float_as_uint(b[l]), b0, b1);
+              dot += a0 * b0 + a1 * b1;
+            }
+          }
+        }
+        __syncthreads();
+      }
+      dot = warp_sum(dot);
+      if (lane == 0) m.states[warp] = dot;
+
+      // The gradients by way of scale D(i, before) q S, (D(last, i) k_i)' E and beta_i D(i, before) k_i S.
+      auto one = [](int) { return 1.0f; };
+      const int part = warp % 4;
+      fold<T>(dq, by_q, q, row, col, m.dots[0][part], [&](int i) { return p.scale * f.into[i]; }, one);
+      fold<T>(dk, by_k, k, row, col, m.dots[1][part], [&](int i) { return f.out[i]; }, one);
+      fold<T>(dk, by_beta, k, row, col, m.dots[2][part], [&](int i) { return -f.into[i]; },
+          [&](int i) { return f.beta[i]; });
+
+      // The gradients by way of P and A: x becomes its product with P, or with A / beta.
+      const T *pt = (const T*)p.p + from * ROWS * ROWS, *at = (const T*)p.a + from * ROWS * ROWS;
+      auto pair = [&](int i, int j, float& x, const T& with, float by) {
+        const bool inside = j <= i && i < c.n;
+        float g = inside ? by * x * decay(f.sum, i, j) : 0;
+        x = inside ? x * to_float(with) : 0;
+        return g;
+      };
+      pairs(dp, pair_row, pair_col, [&](int j, int i, float& x, float& y) {
+        float a = pair(i, j, x, pt[j * ROWS + i], p.scale), b = pair(i + 1, j, y, pt[j * ROWS + i + 1], p.scale);
+        put_shared<T>(dp_at + Operand<ROWS, ROWS>::offset(j, i), a, b);
+      });
+      sums(dp, pair_row, pair_col, m.p_rows[warp % 2], m.p_cols[warp / 2]);
+      auto below = [&](int i, int j, float& x) { // to both sides of the diagonal
+        if (j > i) {
+          x = 0;
+          return;
+        }
+        if (j == i) m.diagonal[i] = x;
+        x = j < i ? -x : 0;
+        T g = from_float<T>(pair(i, j, x, at[i * ROWS + j], f.beta[i]));
+        *(T*)(shared + Grads::DA + Operand<ROWS, ROWS>::offset(i, j)) = g;
+        *(T*)(shared + Grads::DA + Operand<ROWS, ROWS>::offset(j, i)) = g;
+      };
+      pairs(da, pair_row, pair_col, [&](int i, int j, float& x, float& y) { below(i, j, x), below(i, j + 1, y); });
+      sums(da, pair_row, pair_col, m.a_rows[warp % 2], NULL);
+      pairs(da, pair_row, 0, [&](int i, int, float& x, float& y) { x *= f.beta[i], y *= f.beta[i]; });
+      sums(da, pair_row, pair_col, NULL, m.a_cols[warp / 2]);
+
+      for (int i = warp; i < c.n; i += 8) { // dV, and the sums of X V over columns
+        float sum = 0;
+        for (int j = lane; j < p.dim_v; j += 32) {
+          float x = to_float(((const T*)p.x)[values + i * p.wide_v + j]);
+          sum += x * to_float(*c.at<T>(p.v, head, i, j));
+          c.put<T>(p.dv, p.flags & WIDE_DV, head, i, j, j + 1, f.beta[i] * x, 0);
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) m.values[i] = sum;
+      }
+      __syncthreads();
+      if (warp == 0) { // the gradients of sums of g, and of beta, of two rows a lane from the last
+        double dg[2];
+        float dbeta[2], all = 0;
+#pragma unroll
+        for (int l = 0; l < 2; l++) {
+          const int i = ROWS - 1 - lane * 2 - l;
+          auto of = [=](const float (&x)[4][ROWS]) { return x[0][i] + x[1][i] + x[2][i] + x[3][i]; };
+          const float y = of(m.dots[1]), into = of(m.dots[2]), a = m.a_rows[0][i] + m.a_rows[1][i];
+          dg[l] = i < c.n ? (double)of(m.dots[0]) - y + f.beta[i] * into : 0;
+          dbeta[l] = into;
+          all += y;
+          if (d == 0 && i < c.n) {
+            dg[l] += (double)of(m.p_cols) - (m.p_rows[0][i] + m.p_rows[1][i]) + f.beta[i] * a - of(m.a_cols);
+            dbeta[l] += a + m.values[i];
+          }
+        }
+        scan(dg[0], dg[1]);
+        all = warp_sum(all) + f.into[c.n - 1] * warp_sum(lane < 8 ? m.states[lane] : 0.0f);
+#pragma unroll
+        for (int l = 0; l < 2; l++) {
+          const int i = ROWS - 1 - lane * 2 - l;
+          if (i >= c.n) continue;
+          float *to = c.at<float>(p.dg, head, i, 0), *beta = c.at<float>(p.dbeta, head, i, 0);
+          *to = (float)(dg[l] + all) + (d ? *to : 0);
+          // The gradient of beta is also X E / beta, which loses less to rounding, except where E is 0.
+          *beta = f.beta[i] > 1.0f / 64 ? m.diagonal[i] / f.beta[i] : dbeta[l] + (d ? *beta : 0);
+        }
+      }
+      InShared<ROWS, TILE, true, 32> keys(k, col);
+      product<T, ROWS>(dq, InShared<ROWS, ROWS, true, 32>(dp_at, row), keys);
+      product<T, ROWS>(dk, InShared<ROWS, ROWS, false>(dp_at, row), InShared<ROWS, TILE, true, 32>(q, col));
+      product<T, ROWS>(dk, InShared<ROWS, ROWS, false>(da_at, row), keys);
+      __syncthreads();
+    }
+    pairs(dq, row, d + col, [&](int i, int j, float x, float y) {
+      c.put<T>(p.dq, p.flags & WIDE_DQ, blockIdx.y, i, j, p.dim, x, y);
+    });
+    pairs(dk, row, d + col, [&](int i, int j, float x, float y) {
+      c.put<T>(p.dk, p.flags & WIDE_DK, blockIdx.y, i, j, p.dim, x, y);
+    });
+  }
+}
+
+// DeltaMaps are the arguments of delta_compose: batch for maps, head for heads, seq for rows. columns are those of
+// earlier, a map or a state.
+struct DeltaMaps {
+  Strided to, later, earlier;
+  int dim, columns, begin, unused; // begin: the first column of later's summand
+};
+
+// compose sets to to M2 M1 | M2 R1 + R2, or M2 S + R2. A block has 16 rows, of all columns; if to is earlier, 16
+// columns, of all rows. It reads its part of the operand that it overwrites before.
+constexpr int PANEL = 16;
+template <class T> __device__ __forceinline__ void compose(const DeltaMaps& p) {
+  extern __shared__ __align__(1024) char shared[];
+  float* panel = (float*)shared; // [dim][PANEL]
+  const float *later = head_of<float>(p.later, blockIdx.z, blockIdx.y);
+  const float *earlier = head_of<float>(p.earlier, blockIdx.z, blockIdx.y);
+  float* to = head_of<float>(p.to, blockIdx.z, blockIdx.y);
+  const bool down = to == earlier;
+  const int from = blockIdx.x * PANEL, most = down ? p.columns : p.dim, length = down ? p.dim : p.columns;
+  for (int i = threadIdx.x; i < PANEL * p.dim; i += THREADS) {
+    int j = down ? from + i % PANEL : from + i / p.dim, k = down ? i / PANEL : i % p.dim;
+    panel[k * PANEL + j - from] = j >= most ? 0 : down ? earlier[k * p.earlier.seq + j] : later[j * p.later.seq + k];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < length; i += THREADS) {
+    float sum[PANEL];
+#pragma unroll
+    for (int j = 0; j < PANEL; j++) {
+      int row = down ? i : from + j, col = down ? from + j : i;
+      bool more = from + j < most && col >= p.begin;
+      sum[j] = more ? later[row * p.later.seq + p.dim + col - p.begin] : 0;
+    }
+    for (int k = 0; k < p.dim; k++) {
+      float x = down ? later[i * p.later.seq + k] : earlier[k * p.earlier.seq + i];
+#pragma unroll
+      for (int j = 0; j < PANEL; j++) sum[j] += x * panel[k * PANEL + j];
+    }
+#pragma unroll
+    for (int j = 0; j < PANEL; j++) {
+      if (from + j < most) to[(down ? i : from + j) * p.to.seq + (down ? from + j : i)] = sum[j];
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) delta_compose(const __grid_constant__ DeltaMaps p) {
+  compose<float>(p);
+}
+
+#define KERNEL(NAME, T, BLOCKS, ...)                                                                              \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME##_##T(const __grid_constant__ DeltaParams p) { \
+    __VA_ARGS__(p);                                                                                                \
+  }
+#define ALL(T)                                            \
+  KERNEL(delta_prepare, T, 2, prepare<T##_t>)             \
+  KERNEL(delta_forward_128, T, 1, forward<T##_t, 128>)    \
+  KERNEL(delta_forward_256, T, 1, forward<T##_t, 256>)    \
+  KERNEL(delta_reverse_128, T, 1, reverse<T##_t, 128>)    \
+  KERNEL(delta_reverse_256, T, 1, reverse<T##_t, 256>)    \
+  KERNEL(delta_grads, T, 1, grads<T##_t>)
+
+#ifdef FLOAT32
+ALL(fp32)
+#else
+ALL(bf16)
+ALL(fp16)
+#endif

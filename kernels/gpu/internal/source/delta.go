@@ -1,0 +1,65 @@
+package source
+
+// DeltaShape chooses the kernels of the gated delta rule for q and k of Dim columns, in float32 or 16 bits.
+type DeltaShape struct {
+	Float32 bool
+	Dim     int
+}
+
+// DeltaMaxDim bounds dim, DeltaColumns is the columns of a block's part of a state, and DeltaThreads is the threads of a
+// block.
+const (
+	DeltaMaxDim  = 256
+	DeltaColumns = 32
+	DeltaThreads = 256
+)
+
+// Program returns the program of the shape.
+func (s DeltaShape) Program() Program {
+	stages, slice, _ := s.stages()
+	p := Program{Name: "delta", File: "delta.cu", Defines: defines(define{"STAGES", stages}, define{"SLICE", slice},
+		define{"INLINE_TILES", FlashTiles}, define{"BM", 64})}
+	if s.Float32 {
+		p.Name, p.Defines = "delta_fp32", append(p.Defines, "FLOAT32=1")
+	}
+	return p
+}
+
+// stages returns the buffers of copies, the columns of v that delta_grads takes at once, and the size of an element.
+func (s DeltaShape) stages() (stages, slice, size int) {
+	if s.Float32 {
+		return 1, 32, 4
+	}
+	return 2, 64, 2
+}
+
+// Rows returns the rows of a state in the kernels of chains.
+func (s DeltaShape) Rows() int {
+	if s.Dim <= 128 {
+		return 128
+	}
+	return DeltaMaxDim
+}
+
+// PrepareShared returns the shared memory of delta_prepare, in bytes: parts of q and k, A, T and factors.
+func (s DeltaShape) PrepareShared() int {
+	_, _, size := s.stages()
+	return 2*64*64*size + 2*64*65*4 + DeltaFactors
+}
+
+// ChainShared returns the shared memory of delta_forward and delta_reverse: k, q, T, P, v and factors of each stage, a
+// part of the state, and three results of 64 rows.
+func (s DeltaShape) ChainShared() int {
+	stages, _, size := s.stages()
+	part := 64 * DeltaColumns * size
+	return stages*(2*64*s.Rows()*size+2*64*64*size+part+2048) + s.Rows()*DeltaColumns*size + 3*part
+}
+
+// GradsShared returns the shared memory of delta_grads: parts of k and q, stages of five operands, and sums.
+func (s DeltaShape) GradsShared() int {
+	stages, slice, size := s.stages()
+	return 2*64*128*size + stages*(3*64+2*128)*slice*size + DeltaFactors + 4*(24*64+2*64+8)
+}
+
+// delta holds the gated delta rule.
+var delta = []Program{DeltaShape{}.Program(), DeltaShape{Float32: true}.Program()}
