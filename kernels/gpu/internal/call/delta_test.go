@@ -3,12 +3,17 @@
 package call
 
 import (
+	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"unsafe"
 
 	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/attention/delta/deltatest"
+	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/tensor"
 )
@@ -102,4 +107,104 @@ func TestDeltaWaves(t *testing.T) {
 	c := deltatest.Case{Name: "waves", Batch: 1, KeyHeads: 1, Heads: 1, Dim: 16, DimV: 16,
 		Segments: []delta.Segment{{Lo: 0, Hi: 150}, {Lo: 150, Hi: 170}}, Decay: 0.05, Beta: 1}
 	deltatest.Check(t, newDeltaRig(t, 1), c, tensor.BF16)
+}
+
+// TestDeltaTypes checks that dO and results in float32 and in bfloat16 are equal but for rounding.
+func TestDeltaTypes(t *testing.T) {
+	rig, rng := newDeltaRig(t, 1<<30), rand.New(rand.NewPCG(1, 2))
+	const seq, dim, dimV = 70, 16, 16
+	keys, wide, row := [4]int{1, seq, 1, dim}, [4]int{1, seq, 2, dimV}, [4]int{1, seq, 2, 1}
+	state, maps := [4]int{1, 2, dim, dimV}, [4]int{1, 2, dim, dim + dimV}
+	shapes := [][4]int{keys, keys, wide, row, row, wide, state, state, maps, maps, wide, keys, keys, wide, row, row}
+	inputs := make([]View, 8)
+	for i := range inputs {
+		n := shapes[i]
+		inputs[i] = tensor.New(tensor.BF16, n[:]...)
+		xs := make([]float64, inputs[i].Size())
+		for j := range xs {
+			if xs[j] = rng.NormFloat64() / 4; delta.Names[i] == "g" {
+				xs[j] = -math.Abs(xs[j])
+			}
+		}
+		near.Encode(inputs[i], xs)
+	}
+	run := func(of tensor.DType) (results [][]float64) {
+		a := delta.Args{Scale: 0.25, Segments: []delta.Segment{{Lo: 0, Hi: seq}}}
+		for i, v := range a.Views() {
+			dtype := tensor.F32
+			switch name := delta.Names[i]; name {
+			case "q", "k", "v":
+				dtype = tensor.BF16
+			case "do", "o", "dq", "dk", "dv":
+				dtype = of
+			}
+			n := shapes[i]
+			host := tensor.New(dtype, n[:]...)
+			if i < len(inputs) {
+				near.Encode(host, near.Decode(inputs[i]))
+			}
+			*v = rig.Upload(host)
+		}
+		ok(t, errors.Join(rig.Kernel.SummarizeBackward(a), rig.Kernel.Forward(a), rig.Kernel.Backward(a)))
+		for _, v := range a.Views()[9:] {
+			results = append(results, near.Decode(*v))
+		}
+		return results
+	}
+	got := run(tensor.BF16)
+	for i, want := range run(tensor.F32) {
+		name := delta.Names[9+i]
+		for j, x := range want {
+			if slices.Contains([]string{"o", "dq", "dk", "dv"}, name) {
+				x = near.Round(x, tensor.BF16)
+			}
+			if got[i][j] != x {
+				t.Fatalf("%s[%d] is %v in bfloat16, but %v in float32", name, j, got[i][j], x)
+			}
+		}
+	}
+}
+
+// TestDeltaCompose compares with the reference, in place and elsewhere.
+func TestDeltaCompose(t *testing.T) {
+	rig, rng := newDeltaRig(t, 0), rand.New(rand.NewPCG(1, 2))
+	const dim, dimV = 20, 30
+	draw := func(columns int) View {
+		v := tensor.New(tensor.F32, 2, 2, dim, columns)
+		for i := range tensor.Data[float32](v) {
+			tensor.Data[float32](v)[i] = float32(rng.NormFloat64())
+		}
+		return v
+	}
+	for _, columns := range []int{dim + dimV, dimV} {
+		later, earlier, want := draw(dim+dimV), draw(columns), draw(columns)
+		ok(t, delta.Reference{}.Compose(want, later, earlier))
+		for place := range 3 {
+			a, b := rig.Upload(later), rig.Upload(earlier)
+			to := []View{rig.Upload(draw(columns)), a, b}[place]
+			if place == 1 && columns == dimV {
+				continue
+			}
+			ok(t, rig.Kernel.Compose(to, a, b))
+			ok(t, near.Within(near.Decode(to), near.Decode(want), near.Finite, 1e-6))
+		}
+	}
+}
+
+// TestDeltaFaults checks calls that the kernels do not support.
+func TestDeltaFaults(t *testing.T) {
+	for _, c := range []struct {
+		dtype       tensor.DType
+		dim, shared int
+	}{{tensor.F64, 16, 1 << 30}, {tensor.BF16, 257, 1 << 30}, {tensor.F32, 256, 99 << 10}} {
+		q := tensor.New(c.dtype, 1, 1, 1, c.dim)
+		d := Delta{Args: delta.Args{Q: q, K: q, V: q}, Op: "delta backward"}
+		if _, err := d.Program(c.shared); err == nil {
+			t.Errorf("%v with dim %d takes %d bytes of shared memory", c.dtype, c.dim, c.shared)
+		}
+	}
+	q := tensor.New(tensor.BF16, 1, 1, 1, 128)
+	d := Delta{Args: delta.Args{Q: q, K: q, V: q}, Op: "delta backward"}
+	_, err := d.Program(163 << 10) // of an A100
+	ok(t, err)
 }

@@ -139,6 +139,20 @@ __device__ __forceinline__ void copy_out(Stored* to, int stride, unsigned smem, 
   }
 }
 
+// put_pair stores two neighbours, of which left exist, as one word if it is aligned.
+template <class T> __device__ __forceinline__ void put_pair(T* to, int left, float x, float y) {
+  if (left > 1 && (size_t)to % (2 * sizeof(T)) == 0) {
+    if constexpr (sizeof(T) == 4) {
+      *(float2*)to = make_float2(x, y);
+    } else {
+      *(unsigned*)to = pack<T>(x, y);
+    }
+    return;
+  }
+  if (left > 0) to[0] = from_float<T>(x);
+  if (left > 1) to[1] = from_float<T>(y);
+}
+
 // A Chunk is rows [lo, lo + n) of batch element b, with its number among all.
 struct Chunk {
   int number, b, lo, n;
@@ -201,13 +215,9 @@ struct Chunk {
       const Strided& s, bool wide, int head, int row, int col, int dim, float x, float y) const {
     if (row >= n) return;
     if (wide) {
-      float* to = at<float>(s, head, row, col);
-      if (col < dim) to[0] = x;
-      if (col + 1 < dim) to[1] = y;
+      put_pair(at<float>(s, head, row, col), dim - col, x, y);
     } else {
-      T* to = at<T>(s, head, row, col);
-      if (col < dim) to[0] = from_float<T>(x);
-      if (col + 1 < dim) to[1] = from_float<T>(y);
+      put_pair(at<T>(s, head, row, col), dim - col, x, y);
     }
   }
 };
@@ -576,68 +586,145 @@ template <class T, class F, class G> __device__ __forceinline__ void fold(Sum<32
   sums(y, row, col, dots, NULL);
 }
 
-// Grads has the shared memory of delta_grads: tiles of k and q, and stages of dO, E, X, S and dS'.
+// Grads has the shared memory of delta_grads: tiles of k and q, and stages: of dO, E, X, S and dS', or of P and A.
 struct Grads {
   static constexpr int KEYS = ROWS * TILE * SIZE, VALUES = ROWS * SLICE * SIZE, STATES = TILE * SLICE * SIZE;
   static constexpr int PAIRS = ROWS * ROWS * SIZE;
   static constexpr int K = 0, Q = KEYS, STAGE = 2 * KEYS, STAGE_BYTES = 3 * VALUES + 2 * STATES;
-  static constexpr int DP = STAGE, DA = DP + PAIRS, MORE = STAGE + STAGES * STAGE_BYTES;
-  static_assert(2 * PAIRS <= STAGES * STAGE_BYTES, "gradients of P and A replace the stages");
+  static constexpr int MORE = STAGE + STAGES * STAGE_BYTES;
+  static_assert(2 * PAIRS <= STAGE_BYTES, "P and A fit a stage");
 };
 
 struct GradSums {
-  Factors f;
+  Factors f[2]; // of a head and the next
   // Parts of sums over rows and columns of the gradients of P and A, times these, and over columns of those of q and k
   // times these: of warps.
   float p_rows[2][ROWS], p_cols[4][ROWS], a_rows[2][ROWS], a_cols[4][ROWS], dots[3][4][ROWS];
   float values[ROWS], diagonal[ROWS], states[8]; // X V and X E of rows; S dS' of warps
 };
 
-// delta_grads sets the gradients of the rows of a chunk, for 128 columns of q and k after another.
-template <class T> __device__ __forceinline__ void grads(const DeltaParams& p) {
-  extern __shared__ __align__(1024) char shared[];
-  const unsigned base = smem_address(shared), k = base + Grads::K, q = base + Grads::Q, dp_at = base + Grads::DP,
-                 da_at = base + Grads::DA;
-  GradSums& m = *(GradSums*)(shared + Grads::MORE);
-  const Factors& f = m.f;
-  const Chunk c(p, blockIdx.x, blockIdx.z);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = p.heads / p.key_heads, 
-            slices = (p.wide_v + SLICE - 1) / SLICE;
-  const int row = warp / 4 * 32, col = warp % 4 * 32, pair_row = warp / 2 * 16, pair_col = warp % 2 * 32;
-  for (int d = 0; d < p.dim; d += TILE) {
+// A beta above SMALL_BETA has the gradient X E / beta, which loses less to rounding than the sum of its terms.
+constexpr float SMALL_BETA = 1.0f / 64;
+
+// dot_shared adds the product of two operands in shared memory, of so many elements.
+template <class T, int N> __device__ __forceinline__ void dot_shared(float& sum, unsigned x, unsigned y) {
+  for (int i = threadIdx.x * 16; i < N * SIZE; i += THREADS * 16) {
+    float a[4], b[4];
+    load_shared(x + i, a), load_shared(y + i, b);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      if constexpr (SIZE == 4) {
+        sum += a[j] * b[j];
+      } else {
+        float a0, a1, b0, b1;
+        unpack<T>(__float_as_uint(a[j]), a0, a1), unpack<T>(__float_as_uint(b[j]), b0, b1);
+        sum += a0 * b0 + a1 * b1;
+      }
+    }
+  }
+}
+
+// GradsOf is the work of a block of delta_grads: the gradients of the rows of a chunk, for columns of q and k since d.
+template <class T> struct GradsOf {
+  const DeltaParams& p;
+  const Chunk c;
+  const int d, slices, end; // end: the heads of this key head end there
+  const unsigned base;
+  GradSums& m;
+
+  // fetch starts copies of the i-th slice of a head's columns of v, or after these of P and A.
+  __device__ __forceinline__ void fetch(int head, int i, unsigned to) const {
+    if (head < end) {
+      const long long from = c.of_head(p, head), values = from * ROWS * p.wide_v, states = from * p.dim * p.wide_v;
+      const int v = i * SLICE, left = p.wide_v - v;
+      if (i == slices) {
+        load<ROWS, ROWS, THREADS>(to, p.p + from * ROWS * ROWS, ROWS, 0, 0, ROWS, ROWS, true);
+        load<ROWS, ROWS, THREADS>(to + Grads::PAIRS, p.a + from * ROWS * ROWS, ROWS, 0, 0, ROWS, ROWS, true);
+      } else {
+        c.load_dout<T, SLICE>(to, p, head, v);
+        load<ROWS, SLICE, THREADS>(to + Grads::VALUES, p.e + values + v, p.wide_v, 0, 0, ROWS, left, true);
+        load<ROWS, SLICE, THREADS>(to + 2 * Grads::VALUES, p.x + values + v, p.wide_v, 0, 0, ROWS, left, true);
+        to += 3 * Grads::VALUES;
+        load<TILE, SLICE, THREADS>(to, p.s + states + v, p.wide_v, d, 0, p.dim, left, true);
+        load<TILE, SLICE, THREADS>(to + Grads::STATES, p.ds + states + v, p.wide_v, d, 0, p.dim, left, true);
+      }
+      if (i == 0) {
+        for (int j = threadIdx.x; j < int(sizeof(Factors) / 16); j += THREADS) {
+          copy16(smem_address(&m.f[head % 2]) + j * 16, (const char*)(p.factors + from) + j * 16, true);
+        }
+      }
+    }
+    copies_commit();
+  }
+
+  // await waits for a slice and starts the copies of the next.
+  __device__ __forceinline__ unsigned await(int head, int i, int& stage) const {
+    if (STAGES == 1) {
+      __syncthreads();
+      fetch(head, i, base + Grads::STAGE);
+    }
+    copies_wait<0>();
+    __syncthreads();
+    unsigned now = base + Grads::STAGE + stage * Grads::STAGE_BYTES;
+    if (STAGES > 1) {
+      stage ^= 1;
+      unsigned to = base + Grads::STAGE + stage * Grads::STAGE_BYTES;
+      fetch(i == slices ? head + 1 : head, i == slices ? 0 : i + 1, to);
+    }
+    return now;
+  }
+
+  // finish sets the gradients of g and beta, from the sums: those of two rows a lane, from the last.
+  __device__ __forceinline__ void finish(int head) const {
+    const Factors& f = m.f[head % 2];
+    const int lane = threadIdx.x % 32;
+    double dg[2];
+    float dbeta[2], all = 0;
+#pragma unroll
+    for (int l = 0; l < 2; l++) {
+      const int i = ROWS - 1 - lane * 2 - l;
+      auto of = [=](const float (&x)[4][ROWS]) { return x[0][i] + x[1][i] + x[2][i] + x[3][i]; };
+      const float y = of(m.dots[1]), into = of(m.dots[2]), a = m.a_rows[0][i] + m.a_rows[1][i];
+      dg[l] = i < c.n ? (double)of(m.dots[0]) - y + f.beta[i] * into : 0;
+      dbeta[l] = into;
+      all += y;
+      if (d == 0 && i < c.n) {
+        dg[l] += (double)of(m.p_cols) - (m.p_rows[0][i] + m.p_rows[1][i]) + f.beta[i] * a - of(m.a_cols);
+        dbeta[l] += a + m.values[i];
+      }
+    }
+    scan(dg[0], dg[1]);
+    all = warp_sum(all) + f.into[c.n - 1] * warp_sum(lane < 8 ? m.states[lane] : 0.0f);
+#pragma unroll
+    for (int l = 0; l < 2; l++) {
+      const int i = ROWS - 1 - lane * 2 - l;
+      if (i >= c.n) continue;
+      float *to = c.at<float>(p.dg, head, i, 0), *beta = c.at<float>(p.dbeta, head, i, 0);
+      *to = (float)(dg[l] + all) + (d ? *to : 0);
+      *beta = f.beta[i] > SMALL_BETA ? m.diagonal[i] / f.beta[i] : dbeta[l] + (d ? *beta : 0);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    const unsigned k = base + Grads::K, q = base + Grads::Q;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row = warp / 4 * 32, col = warp % 4 * 32, pair_row = warp / 2 * 16, pair_col = warp % 2 * 32;
     c.load<TILE>(k, p.k, blockIdx.y, d, p.dim, p.flags & ALIGNED_K);
     c.load<TILE>(q, p.q, blockIdx.y, d, p.dim, p.flags & ALIGNED_Q);
     Sum<32, 32> dq, dk;
     zero(dq), zero(dk);
-    for (int head = blockIdx.y * group; head < int(blockIdx.y + 1) * group; head++) {
-      const long long from = c.of_head(p, head), states = from * p.dim * p.wide_v, values = from * ROWS * p.wide_v;
-      auto fetch = [&](int i) {
-        unsigned to = base + Grads::STAGE + i % STAGES * Grads::STAGE_BYTES;
-        if (i < slices) {
-          const int v = i * SLICE, left = p.wide_v - v;
-          c.load_dout<T, SLICE>(to, p, head, v);
-          load<ROWS, SLICE, THREADS>(to + Grads::VALUES, p.e + values + v, p.wide_v, 0, 0, ROWS, left, true);
-          load<ROWS, SLICE, THREADS>(to + 2 * Grads::VALUES, p.x + values + v, p.wide_v, 0, 0, ROWS, left, true);
-          const Stored *s = p.s + states + v, *ds = p.ds + states + v;
-          load<TILE, SLICE, THREADS>(to + 3 * Grads::VALUES, s, p.wide_v, d, 0, p.dim, left, true);
-          load<TILE, SLICE, THREADS>(to + 3 * Grads::VALUES + Grads::STATES, ds, p.wide_v, d, 0, p.dim, left, true);
-        }
-        copies_commit();
-      };
-      if (STAGES > 1) fetch(0);
-      for (int i = threadIdx.x; i < int(sizeof(Factors) / 4); i += THREADS) {
-        ((float*)&m.f)[i] = ((const float*)(p.factors + from))[i];
-      }
+    int stage = 0, head = end - p.heads / p.key_heads;
+    if (STAGES > 1) fetch(head, 0, base + Grads::STAGE);
+    for (; head < end; head++) {
+      const Factors& f = m.f[head % 2];
       Sum<32, 32> by_q, by_k, by_beta; // dO S', E dS'' and X S'
       Sum<16, 32> dp, da;              // E dO', transposed, and X E'
       zero(by_q), zero(by_k), zero(by_beta), zero(dp), zero(da);
       float dot = 0; // of S and dS'
+#pragma unroll 1
       for (int i = 0; i < slices; i++) {
-        fetch(STAGES > 1 ? i + 1 : i);
-        copies_wait<STAGES - 1>();
-        __syncthreads();
-        const unsigned dout = base + Grads::STAGE + i % STAGES * Grads::STAGE_BYTES, e = dout + Grads::VALUES,
-                       x = e + Grads::VALUES, s = x + Grads::VALUES, ds = s + Grads::STATES;
+        const unsigned dout = await(head, i, stage), e = dout + Grads::VALUES, x = e + Grads::VALUES,
+                       s = x + Grads::VALUES, ds = s + Grads::STATES;
         using Rows = InShared<ROWS, SLICE, false>;
         using States = InShared<TILE, SLICE, false>;
         product<T, SLICE>(dp, Rows(e, pair_row), Rows(dout, pair_col));
@@ -645,22 +732,15 @@ template <class T> __device__ __forceinline__ void grads(const DeltaParams& p) {
         product<T, SLICE>(by_q, Rows(dout, row), States(s, col));
         product<T, SLICE>(by_k, Rows(e, row), States(ds, col));
         product<T, SLICE>(by_beta, Rows(x, row), States(s, col));
-        for (int j = threadIdx.x * 4; j < TILE * SLICE * SIZE / 4; j += THREADS * 4) {
-          float a[4], b[4];
-          load_shared(s + j * 4, a), load_shared(ds + j * 4, b);
-#pragma unroll
-          for (int l = 0; l < 4; l++) {
-            if constexpr (SIZE == 4) {
-              dot += a[l] * b[l];
-            } else {
-              float a0, a1, b0, b1;
-              unpack<T>(__float_as_uint(a[l]), a0, a1), unpack<T>(__float_as_uint(b[l]), b0, b1);
-              dot += a0 * b0 + a1 * b1;
-            }
-          }
+        dot_shared<T, TILE * SLICE>(dot, s, ds);
+        for (int j = threadIdx.x; d == 0 && j < ROWS * SLICE / 2; j += THREADS) {
+          const int r = j / (SLICE / 2), v = j % (SLICE / 2) * 2;
+          float2 y = get_shared<T>(x + Operand<ROWS, SLICE>::offset(r, v));
+          c.put<T>(p.dv, p.flags & WIDE_DV, head, r, i * SLICE + v, p.dim_v, f.beta[r] * y.x, f.beta[r] * y.y);
         }
-        __syncthreads();
       }
+      // Their gradients replace P and A in shared memory, the latter on both sides of the diagonal.
+      const unsigned dp_at = await(head, slices, stage), da_at = dp_at + Grads::PAIRS;
       dot = warp_sum(dot);
       if (lane == 0) m.states[warp] = dot;
 
@@ -673,78 +753,50 @@ template <class T> __device__ __forceinline__ void grads(const DeltaParams& p) {
           [&](int i) { return f.beta[i]; });
 
       // The gradients by way of P and A: x becomes its product with P, or with A / beta.
-      const T *pt = (const T*)p.p + from * ROWS * ROWS, *at = (const T*)p.a + from * ROWS * ROWS;
-      auto pair = [&](int i, int j, float& x, const T& with, float by) {
+      auto pair = [&](int i, int j, float& x, float with, float by) {
         const bool inside = j <= i && i < c.n;
         float g = inside ? by * x * decay(f.sum, i, j) : 0;
-        x = inside ? x * to_float(with) : 0;
+        x = inside ? x * with : 0;
         return g;
       };
       pairs(dp, pair_row, pair_col, [&](int j, int i, float& x, float& y) {
-        float a = pair(i, j, x, pt[j * ROWS + i], p.scale), b = pair(i + 1, j, y, pt[j * ROWS + i + 1], p.scale);
-        put_shared<T>(dp_at + Operand<ROWS, ROWS>::offset(j, i), a, b);
+        const unsigned at = dp_at + Operand<ROWS, ROWS>::offset(j, i);
+        const float2 with = get_shared<T>(at);
+        float a = pair(i, j, x, with.x, p.scale), b = pair(i + 1, j, y, with.y, p.scale);
+        put_shared<T>(at, a, b);
       });
       sums(dp, pair_row, pair_col, m.p_rows[warp % 2], m.p_cols[warp / 2]);
-      auto below = [&](int i, int j, float& x) { // to both sides of the diagonal
+      char* square = (char*)&m - Grads::MORE + (da_at - base);
+      auto below = [&](int i, int j, float& x) {
         if (j > i) {
           x = 0;
           return;
         }
         if (j == i) m.diagonal[i] = x;
+        using Square = Operand<ROWS, ROWS>;
+        T *at = (T*)(square + Square::offset(i, j)), *other = (T*)(square + Square::offset(j, i));
         x = j < i ? -x : 0;
-        T g = from_float<T>(pair(i, j, x, at[i * ROWS + j], f.beta[i]));
-        *(T*)(shared + Grads::DA + Operand<ROWS, ROWS>::offset(i, j)) = g;
-        *(T*)(shared + Grads::DA + Operand<ROWS, ROWS>::offset(j, i)) = g;
+        *at = *other = from_float<T>(pair(i, j, x, to_float(*at), f.beta[i]));
       };
       pairs(da, pair_row, pair_col, [&](int i, int j, float& x, float& y) { below(i, j, x), below(i, j + 1, y); });
       sums(da, pair_row, pair_col, m.a_rows[warp % 2], NULL);
       pairs(da, pair_row, 0, [&](int i, int, float& x, float& y) { x *= f.beta[i], y *= f.beta[i]; });
       sums(da, pair_row, pair_col, NULL, m.a_cols[warp / 2]);
 
-      for (int i = warp; i < c.n; i += 8) { // dV, and the sums of X V over columns
+      for (int i = warp; d == 0 && i < c.n; i += 8) {
+        if (f.beta[i] > SMALL_BETA) continue;
+        const T* x = (const T*)p.x + (c.of_head(p, head) * ROWS + i) * p.wide_v;
         float sum = 0;
-        for (int j = lane; j < p.dim_v; j += 32) {
-          float x = to_float(((const T*)p.x)[values + i * p.wide_v + j]);
-          sum += x * to_float(*c.at<T>(p.v, head, i, j));
-          c.put<T>(p.dv, p.flags & WIDE_DV, head, i, j, j + 1, f.beta[i] * x, 0);
-        }
+        for (int j = lane; j < p.dim_v; j += 32) sum += to_float(x[j]) * to_float(*c.at<T>(p.v, head, i, j));
         sum = warp_sum(sum);
         if (lane == 0) m.values[i] = sum;
       }
       __syncthreads();
-      if (warp == 0) { // the gradients of sums of g, and of beta, of two rows a lane from the last
-        double dg[2];
-        float dbeta[2], all = 0;
-#pragma unroll
-        for (int l = 0; l < 2; l++) {
-          const int i = ROWS - 1 - lane * 2 - l;
-          auto of = [=](const float (&x)[4][ROWS]) { return x[0][i] + x[1][i] + x[2][i] + x[3][i]; };
-          const float y = of(m.dots[1]), into = of(m.dots[2]), a = m.a_rows[0][i] + m.a_rows[1][i];
-          dg[l] = i < c.n ? (double)of(m.dots[0]) - y + f.beta[i] * into : 0;
-          dbeta[l] = into;
-          all += y;
-          if (d == 0 && i < c.n) {
-            dg[l] += (double)of(m.p_cols) - (m.p_rows[0][i] + m.p_rows[1][i]) + f.beta[i] * a - of(m.a_cols);
-            dbeta[l] += a + m.values[i];
-          }
-        }
-        scan(dg[0], dg[1]);
-        all = warp_sum(all) + f.into[c.n - 1] * warp_sum(lane < 8 ? m.states[lane] : 0.0f);
-#pragma unroll
-        for (int l = 0; l < 2; l++) {
-          const int i = ROWS - 1 - lane * 2 - l;
-          if (i >= c.n) continue;
-          float *to = c.at<float>(p.dg, head, i, 0), *beta = c.at<float>(p.dbeta, head, i, 0);
-          *to = (float)(dg[l] + all) + (d ? *to : 0);
-          // The gradient of beta is also X E / beta, which loses less to rounding, except where E is 0.
-          *beta = f.beta[i] > 1.0f / 64 ? m.diagonal[i] / f.beta[i] : dbeta[l] + (d ? *beta : 0);
-        }
-      }
+      if (warp == 0) finish(head);
       InShared<ROWS, TILE, true, 32> keys(k, col);
       product<T, ROWS>(dq, InShared<ROWS, ROWS, true, 32>(dp_at, row), keys);
       product<T, ROWS>(dk, InShared<ROWS, ROWS, false>(dp_at, row), InShared<ROWS, TILE, true, 32>(q, col));
       product<T, ROWS>(dk, InShared<ROWS, ROWS, false>(da_at, row), keys);
-      __syncthreads();
     }
     pairs(dq, row, d + col, [&](int i, int j, float x, float y) {
       c.put<T>(p.dq, p.flags & WIDE_DQ, blockIdx.y, i, j, p.dim, x, y);
@@ -752,6 +804,17 @@ template <class T> __device__ __forceinline__ void grads(const DeltaParams& p) {
     pairs(dk, row, d + col, [&](int i, int j, float x, float y) {
       c.put<T>(p.dk, p.flags & WIDE_DK, blockIdx.y, i, j, p.dim, x, y);
     });
+  }
+};
+
+template <class T> __device__ __forceinline__ void grads(const DeltaParams& p) {
+  extern __shared__ __align__(1024) char shared[];
+  const int slices = (p.wide_v + SLICE - 1) / SLICE, end = (blockIdx.y + 1) * (p.heads / p.key_heads);
+#pragma unroll 1
+  for (int d = 0; d < p.dim; d += TILE) {
+    __syncthreads();
+    GradsOf<T>{p, Chunk(p, blockIdx.x, blockIdx.z), d, slices, end, smem_address(shared),
+        *(GradSums*)(shared + Grads::MORE)}.run();
   }
 }
 

@@ -19,8 +19,11 @@ func (s DeltaShape) Program() Program {
 	stages, slice, _ := s.stages()
 	p := Program{Name: "delta", File: "delta.cu", Defines: defines(define{"STAGES", stages}, define{"SLICE", slice},
 		define{"INLINE_TILES", FlashTiles}, define{"BM", 64})}
+	const why = "the sums of five products fill the registers"
+	p.Entries = []Entry{{"delta_grads_bf16", 32, why}, {"delta_grads_fp16", 32, why}}
 	if s.Float32 {
 		p.Name, p.Defines = "delta_fp32", append(p.Defines, "FLOAT32=1")
+		p.Entries = []Entry{{"delta_grads_fp32", 128, why}}
 	}
 	return p
 }
@@ -58,7 +61,7 @@ func (s DeltaShape) ChainShared() int {
 // GradsShared returns the shared memory of delta_grads: parts of k and q, stages of five operands, and sums.
 func (s DeltaShape) GradsShared() int {
 	stages, slice, size := s.stages()
-	return 2*64*128*size + stages*(3*64+2*128)*slice*size + DeltaFactors + 4*(24*64+2*64+8)
+	return 2*64*128*size + stages*(3*64+2*128)*slice*size + 2*DeltaFactors + 4*(24*64+2*64+8)
 }
 
 // delta holds the gated delta rule.
