@@ -29,14 +29,14 @@ type Rig struct {
 	// Download returns a host copy of a device view after all queued work.
 	Download func(device tensor.View) (tensor.View, error)
 	// Rounds reports that the kernel rounds factors of products to 16 bits for tensor cores, if q has 16 bits. Then errors
-	// may be twice as large.
+	// may be three times as large.
 	Rounds bool
 }
 
 // bound returns the largest error of a result over its largest value.
 func (r Rig) bound(dtype tensor.DType) float64 {
 	if r.Rounds && dtype.Size() == 2 {
-		return 2 * bounds[dtype]
+		return 3 * bounds[dtype]
 	}
 	return bounds[dtype]
 }

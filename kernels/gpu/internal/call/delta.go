@@ -26,12 +26,13 @@ type Delta struct {
 	Most       int64                              // bytes of workspace, unless a chunk of all heads needs more
 	Alloc      func(int64) (at uint64, err error) // returns the address of so many bytes of workspace
 
-	shape    source.DeltaShape
-	name     string // of the type of q
-	p        source.DeltaParams
-	waves    []deltaWave
-	states   uint64 // the address of a float32 state before each wave, and of a gradient
-	launches []DeltaLaunch
+	shape       source.DeltaShape
+	name        string // of the type of q
+	p           source.DeltaParams
+	waves       []deltaWave
+	chainShared int    // bytes of a block of a chain
+	states      uint64 // the address of a float32 state before each wave, and of a gradient
+	launches    []DeltaLaunch
 }
 
 // A deltaWave is the chunks that share the workspace: of some segments, or a part of one.
@@ -47,7 +48,8 @@ type deltaWave struct {
 func (c *Delta) Program(shared int) (string, error) {
 	t, dim := c.Q.DType(), c.Q.Len(tensor.Dim)
 	c.shape, c.name = source.DeltaShape{Float32: t == tensor.F32, Dim: dim}, flashTypes[t]
-	need := max(c.shape.PrepareShared(), c.shape.ChainShared())
+	stages, need := c.shape.Chain(shared)
+	c.p.Stages, c.chainShared = int32(stages), need
 	if c.Op == "delta backward" {
 		need = max(need, c.shape.GradsShared())
 	}
@@ -261,7 +263,7 @@ func (c *Delta) chain(kernel string, w deltaWave, from, to source.Strided, flags
 		columns += (int(p.Dim) + source.DeltaColumns - 1) / source.DeltaColumns * source.DeltaColumns
 	}
 	grid := [3]int{columns / source.DeltaColumns, int(p.Heads), len(w.segments) * int(p.Batch)}
-	c.add(fmt.Sprintf("%s_%d_%s", kernel, c.shape.Rows(), c.name), w, grid, c.shape.ChainShared(), p)
+	c.add(fmt.Sprintf("%s_%d_%s", kernel, c.shape.Rows(), c.name), w, grid, c.chainShared, p)
 }
 
 func (c *Delta) add(kernel string, w deltaWave, grid [3]int, shared int, p source.DeltaParams) {

@@ -10,8 +10,8 @@
 //
 // 16-bit floats are multiplied on tensor cores. Sums, states and decays are float32, sums of g float64.
 //
-// Compiled with STAGES, the buffers of copies, SLICE, the columns of v that delta_grads takes at once, and, for
-// float32, FLOAT32.
+// Compiled with STAGES, the buffers of delta_grads, SLICE, the columns of v that it takes at once, and, for float32,
+// FLOAT32.
 #include "flash_products.cuh"
 #include "ops.cuh"
 
@@ -37,7 +37,7 @@ struct DeltaParams {
   struct Factors* factors;
   int batch, heads, key_heads, dim, dim_v, wide_v, count, flags; // wide_v: columns of E, X and states
   float scale;
-  int unused;
+  int stages; // buffers of the chains: 1 to 3
   Segment segments[SEGMENTS];
 };
 
@@ -241,28 +241,41 @@ __device__ __forceinline__ float decay(const double* sum, int i, int j) { return
 
 using Square = float[ROWS][ROWS + 1];
 
-// invert sets t to the inverse of 1 + a, of which only the elements below the diagonal count: 16 rows at a time, by the
-// products with rows above, then by forward substitution.
-__device__ __forceinline__ void invert(Square& t, const Square& a) {
+// invert sets t to the inverse of 1 + a, of which only the elements below the diagonal count, and overwrites a: 16 by 16
+// blocks of the diagonal by forward substitution, then rows of blocks by products with the blocks above.
+__device__ __forceinline__ void invert(Square& t, Square& a) {
   const int thread = threadIdx.x, row = thread / 16, col = thread % 16;
-#pragma unroll 1
+  if (thread < ROWS) {
+    const int r = row * 16;
+    float x[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      x[i] = i == col;
+#pragma unroll
+      for (int j = 0; j < i; j++) x[i] -= a[r + i][r + j] * x[j];
+      t[r + i][r + col] = x[i];
+    }
+  }
+  __syncthreads();
+#pragma unroll
   for (int r = 0; r < ROWS; r += 16) {
-#pragma unroll 1
-    for (int c = col; c < ROWS; c += 16) {
-      float sum = c == r + row;
-      for (int l = c - col; l < r; l++) sum -= a[r + row][l] * t[l][c];
-      t[r + row][c] = sum;
+    float y[ROWS / 16];
+#pragma unroll
+    for (int c = 0; c < r; c += 16) {
+      y[c / 16] = 0;
+#pragma unroll 16
+      for (int l = c; l < r; l++) y[c / 16] += a[r + row][l] * t[l][c + col];
     }
     __syncthreads();
-    if (thread < r + 16) {
-      float x[16];
 #pragma unroll
-      for (int i = 0; i < 16; i++) {
-        x[i] = t[r + i][thread];
+    for (int c = 0; c < r; c += 16) a[r + row][c + col] = y[c / 16];
+    __syncthreads();
 #pragma unroll
-        for (int j = 0; j < i; j++) x[i] -= a[r + i][r + j] * x[j];
-        t[r + i][thread] = x[i];
-      }
+    for (int c = 0; c < ROWS; c += 16) {
+      float x = 0;
+#pragma unroll
+      for (int l = 0; c < r && l < 16; l++) x -= t[r + row][r + l] * a[r + l][c + col];
+      if (c != r) t[r + row][c + col] = x;
     }
     __syncthreads();
   }
@@ -340,7 +353,7 @@ template <class T> __device__ __forceinline__ void prepare(const DeltaParams& p)
 template <int DIM> struct Chain {
   static constexpr int KEYS = ROWS * DIM * SIZE, PAIRS = ROWS * ROWS * SIZE, VALUES = ROWS * COLS * SIZE;
   static constexpr int K = 0, Q = KEYS, T = 2 * KEYS, P = T + PAIRS, V = P + PAIRS, F = V + VALUES;
-  static constexpr int STAGE = F + 2048, S = STAGES * STAGE, E = S + DIM * COLS * SIZE;
+  static constexpr int S = 0, E = DIM * COLS * SIZE, STAGE = E + 3 * VALUES, STAGE_BYTES = F + 2048;
   static_assert(sizeof(Factors) <= 2048, "room for the factors");
 };
 
@@ -392,17 +405,17 @@ template <class T, int DIM> struct Part {
     });
   }
 
-  __device__ __forceinline__ unsigned stage(int i) const { return base + i % STAGES * In::STAGE; }
+  __device__ __forceinline__ unsigned stage(int i) const { return base + In::STAGE + i % p.stages * In::STAGE_BYTES; }
 
-  // fetch starts copies of the i-th chunk, and of its columns of v or dO. M has zeros for them.
-  template <bool REVERSE> __device__ __forceinline__ void fetch(int i, unsigned to) const {
-    if (i >= 0 && i < chunks) {
-      const Chunk c(segment, i, b);
+  // fetch starts copies of the i-th chunk of the chain, and of its columns of v or dO. M has zeros for them.
+  template <bool REVERSE> __device__ __forceinline__ void fetch(int i) const {
+    if (i < chunks) {
+      const Chunk c(segment, REVERSE ? chunks - 1 - i : i, b);
       const long long from = c.of_head(p, head);
-      const bool out = REVERSE || p.o.at;
+      const unsigned to = stage(i);
       c.load<DIM>(to + In::K, p.k, key_head, 0, p.dim, p.flags & ALIGNED_K);
       load<ROWS, ROWS, THREADS>(to + In::T, p.t + from * ROWS * ROWS, ROWS, 0, 0, ROWS, ROWS, true);
-      if (out) {
+      if (REVERSE || p.o.at) {
         c.load<DIM>(to + In::Q, p.q, key_head, 0, p.dim, p.flags & ALIGNED_Q);
         load<ROWS, ROWS, THREADS>(to + In::P, p.p + from * ROWS * ROWS, ROWS, 0, 0, ROWS, ROWS, true);
       }
@@ -420,14 +433,19 @@ template <class T, int DIM> struct Part {
     copies_commit();
   }
 
-  // await waits for the i-th chunk, and starts the copies of the next one.
-  template <bool REVERSE> __device__ __forceinline__ const Factors& await(int i) {
-    const int next = REVERSE ? i - 1 : i + 1;
-    if (STAGES > 1) {
-      fetch<REVERSE>(next, stage(next + STAGES));
-      copies_wait<STAGES - 1>();
+  // begin starts the first copies.
+  template <bool REVERSE> __device__ __forceinline__ void begin() const {
+    for (int i = 0; i < p.stages - 1; i++) fetch<REVERSE>(i);
+  }
+
+  // await waits for the i-th chunk of the chain, and starts the copies of a later one.
+  template <bool REVERSE> __device__ __forceinline__ const Factors& await(int i) const {
+    fetch<REVERSE>(i + p.stages - 1);
+    if (p.stages == 3) {
+      copies_wait<2>();
+    } else if (p.stages == 2) {
+      copies_wait<1>();
     } else {
-      fetch<REVERSE>(i, stage(0));
       copies_wait<0>();
     }
     __syncthreads();
@@ -451,7 +469,7 @@ template <class T, int DIM> __device__ __forceinline__ void forward(const DeltaP
   using In = Chain<DIM>;
   Part<T, DIM> x(p, shared);
   const unsigned s = x.base + In::S, right = x.base + In::E, e = right + In::VALUES, scaled = e + In::VALUES;
-  if (STAGES > 1) x.template fetch<false>(0, x.stage(0));
+  x.template begin<false>();
   for (int i = 0; i < x.chunks; i++) {
     const Factors& f = x.template await<false>(i);
     const Chunk c(x.segment, i, x.b);
@@ -506,10 +524,10 @@ template <class T, int DIM> __device__ __forceinline__ void reverse(const DeltaP
   using In = Chain<DIM>;
   Part<T, DIM> x(p, shared);
   const unsigned s = x.base + In::S, e = x.base + In::E, dout = e + In::VALUES, scaled = dout + In::VALUES;
-  if (STAGES > 1) x.template fetch<true>(x.chunks - 1, x.stage(x.chunks - 1));
-  for (int i = x.chunks - 1; i >= 0; i--) {
+  x.template begin<true>();
+  for (int i = 0; i < x.chunks; i++) {
     const Factors& f = x.template await<true>(i);
-    const Chunk c(x.segment, i, x.b);
+    const Chunk c(x.segment, x.chunks - 1 - i, x.b);
     const unsigned in = x.stage(i), keep = in + In::V; // X replaces dO
     Sum<16, 16> y;
     zero(y);
@@ -870,7 +888,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_compose(const __grid
     __VA_ARGS__(p);                                                                                                \
   }
 #define ALL(T)                                            \
-  KERNEL(delta_prepare, T, 2, prepare<T##_t>)             \
+  KERNEL(delta_prepare, T, 3, prepare<T##_t>)             \
   KERNEL(delta_forward_128, T, 1, forward<T##_t, 128>)    \
   KERNEL(delta_forward_256, T, 1, forward<T##_t, 256>)    \
   KERNEL(delta_reverse_128, T, 1, reverse<T##_t, 128>)    \

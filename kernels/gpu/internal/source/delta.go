@@ -28,7 +28,7 @@ func (s DeltaShape) Program() Program {
 	return p
 }
 
-// stages returns the buffers of copies, the columns of v that delta_grads takes at once, and the size of an element.
+// stages returns the buffers of delta_grads, the columns of v that it takes at once, and the size of an element.
 func (s DeltaShape) stages() (stages, slice, size int) {
 	if s.Float32 {
 		return 1, 32, 4
@@ -50,12 +50,15 @@ func (s DeltaShape) PrepareShared() int {
 	return 2*64*64*size + 2*64*65*4 + DeltaFactors
 }
 
-// ChainShared returns the shared memory of delta_forward and delta_reverse: k, q, T, P, v and factors of each stage, a
-// part of the state, and three results of 64 rows.
-func (s DeltaShape) ChainShared() int {
-	stages, _, size := s.stages()
+// Chain returns the buffers of delta_forward and delta_reverse, if a block can have so many bytes of shared memory, and
+// the shared memory that they take: k, q, T, P, v and factors of each buffer, a part of the state, and three results of
+// 64 rows.
+func (s DeltaShape) Chain(shared int) (buffers, bytes int) {
+	_, _, size := s.stages()
 	part := 64 * DeltaColumns * size
-	return stages*(2*64*s.Rows()*size+2*64*64*size+part+2048) + s.Rows()*DeltaColumns*size + 3*part
+	each, own := 2*64*s.Rows()*size+2*64*64*size+part+2048, s.Rows()*DeltaColumns*size+3*part
+	buffers = max(1, min(3, (shared-own)/each))
+	return buffers, buffers*each + own
 }
 
 // GradsShared returns the shared memory of delta_grads: parts of k and q, stages of five operands, and sums.

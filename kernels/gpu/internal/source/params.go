@@ -269,7 +269,7 @@ type DeltaParams struct {
 	T, P, A, E, X, S, DS, Factors                              uint64 // workspace
 	Batch, Heads, KeyHeads, Dim, DimV, WideV, Count, Flags     int32
 	Scale                                                      float32
-	Unused                                                     int32
+	Stages                                                     int32
 	Segments                                                   [DeltaSegments]DeltaSegment
 }
 
