@@ -55,10 +55,10 @@ var engine = map[string]string{
 	"kernels/cpu": "attention attention/delta internal/base/half kernels kernels/cpu/internal/simd" +
 		" kernels/internal/shape partition tensor",
 	"kernels/cpu/internal/simd": "internal/base/half tensor",
-	"kernels/gpu": "| attention internal/base/cuda internal/base/cuda/blas internal/base/cuda/dnn" +
+	"kernels/gpu": "| attention attention/delta internal/base/cuda internal/base/cuda/blas internal/base/cuda/dnn" +
 		" internal/base/cuda/nvrtc kernels kernels/gpu/internal/call kernels/gpu/internal/source" +
 		" kernels/internal/shape partition tensor",
-	"kernels/gpu/internal/call":   "attention internal/base/heap kernels/gpu/internal/source partition tensor",
+	"kernels/gpu/internal/call":   "attention attention/delta internal/base/heap kernels/gpu/internal/source partition tensor",
 	"kernels/gpu/internal/source": "",
 }
 

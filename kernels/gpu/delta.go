@@ -49,7 +49,8 @@ func (d *Delta) Backward(a delta.Args) error { return d.queue("delta backward", 
 // Compose composes maps, or applies them to states; see delta.Kernel.
 func (d *Delta) Compose(dst, later, earlier View) error {
 	const op = "delta compose"
-	if err := errors.Join(delta.CheckCompose(dst, later, earlier), d.loader.onDevice(op, dst, later, earlier)); err != nil {
+	err := delta.CheckCompose(dst, later, earlier)
+	if err = errors.Join(err, d.loader.onDevice(op, dst, later, earlier)); err != nil {
 		return err
 	}
 	if later.DType() != tensor.F32 {

@@ -221,8 +221,9 @@ func (c *Delta) state(v View, segment int) source.Strided {
 		Head: v.Stride(tensor.Seq), Seq: v.Stride(tensor.Heads)}
 }
 
+// stateBytes returns the bytes of a state of every sample and head, in aligned pieces.
 func (c *Delta) stateBytes() int64 {
-	return 4 * int64(c.p.Batch) * int64(c.p.Heads) * int64(c.p.Dim) * int64(c.p.DimV)
+	return (4*int64(c.p.Batch)*int64(c.p.Heads)*int64(c.p.Dim)*int64(c.p.DimV) + 255) &^ 255
 }
 
 // kept returns the i-th states in the workspace.

@@ -241,8 +241,8 @@ __device__ __forceinline__ float decay(const double* sum, int i, int j) { return
 
 using Square = float[ROWS][ROWS + 1];
 
-// invert sets t to the inverse of 1 + a, of which only the elements below the diagonal count, and overwrites a: 16 by 16
-// blocks of the diagonal by forward substitution, then rows of blocks by products with the blocks above.
+// invert sets t to the inverse of 1 + a, of which only the elements below the diagonal count, and overwrites a: blocks
+// of 16 by 16 on the diagonal by forward substitution, then rows of blocks by products with the blocks above.
 __device__ __forceinline__ void invert(Square& t, Square& a) {
   const int thread = threadIdx.x, row = thread / 16, col = thread % 16;
   if (thread < ROWS) {
@@ -343,8 +343,8 @@ template <class T> __device__ __forceinline__ void prepare(const DeltaParams& p)
     for (int i = threadIdx.x; i < int(sizeof(Factors) / 4); i += THREADS) ((float*)(p.factors + to))[i] = from[i];
     __syncthreads();
     invert(m.t, m.a);
-    for (int i = threadIdx.x; i < ROWS * ROWS; i += THREADS) {
-      ((T*)p.t)[to * ROWS * ROWS + i] = from_float<T>(m.t[i / ROWS][i % ROWS]);
+    for (int i = threadIdx.x * 2; i < ROWS * ROWS; i += THREADS * 2) {
+      put_pair((T*)p.t + to * ROWS * ROWS + i, 2, m.t[i / ROWS][i % ROWS], m.t[i / ROWS][i % ROWS + 1]);
     }
   }
 }
@@ -353,7 +353,8 @@ template <class T> __device__ __forceinline__ void prepare(const DeltaParams& p)
 template <int DIM> struct Chain {
   static constexpr int KEYS = ROWS * DIM * SIZE, PAIRS = ROWS * ROWS * SIZE, VALUES = ROWS * COLS * SIZE;
   static constexpr int K = 0, Q = KEYS, T = 2 * KEYS, P = T + PAIRS, V = P + PAIRS, F = V + VALUES;
-  static constexpr int S = 0, E = DIM * COLS * SIZE, STAGE = E + 3 * VALUES, STAGE_BYTES = F + 2048;
+  static constexpr int STATE = DIM * COLS * SIZE, STATES = SIZE == 2 ? 2 : 1; // of a chunk and the next
+  static constexpr int S = 0, E = STATES * STATE, STAGE = E + 3 * VALUES, STAGE_BYTES = F + 2048;
   static_assert(sizeof(Factors) <= 2048, "room for the factors");
 };
 
@@ -383,7 +384,7 @@ template <class T, int DIM> struct Part {
     at = col + (front || !(p.flags & MAPS) ? 0 : p.dim);
     state_row = warp * HEIGHT, row = warp / 2 * 16, from_col = warp % 2 * 16;
     pairs(s, state_row, 0, [&](int i, int j, float& x, float& y) { x = first(i, j), y = first(i, j + 1); });
-    hold<T, DIM, COLS>(base + In::S, s, state_row, 0);
+    hold<T, DIM, COLS>(state_at(0), s, state_row, 0);
   }
 
   __device__ __forceinline__ float* state(const Strided& s, int i, int j) const {
@@ -438,18 +439,27 @@ template <class T, int DIM> struct Part {
     for (int i = 0; i < p.stages - 1; i++) fetch<REVERSE>(i);
   }
 
-  // await waits for the i-th chunk of the chain, and starts the copies of a later one.
+  // await waits for the i-th chunk of the chain, and for all warps. Then it starts the copies of a later one.
   template <bool REVERSE> __device__ __forceinline__ const Factors& await(int i) const {
-    fetch<REVERSE>(i + p.stages - 1);
-    if (p.stages == 3) {
-      copies_wait<2>();
-    } else if (p.stages == 2) {
-      copies_wait<1>();
-    } else {
+    if (p.stages == 1) {
+      __syncthreads();
+      fetch<REVERSE>(i);
+    }
+    if (p.stages < 3) {
       copies_wait<0>();
+    } else {
+      copies_wait<1>();
     }
     __syncthreads();
+    if (p.stages > 1) fetch<REVERSE>(i + p.stages - 1);
     return *(const Factors*)(shared + (stage(i) - base) + In::F);
+  }
+
+  // state_at returns the address of the state before the i-th chunk, and keep_state stores the one after it.
+  __device__ __forceinline__ unsigned state_at(int i) const { return base + In::S + i % In::STATES * In::STATE; }
+  __device__ __forceinline__ void keep_state(int i) {
+    if (In::STATES == 1) __syncthreads();
+    hold<T, DIM, COLS>(state_at(i + 1), s, state_row, 0);
   }
 
   // add adds the product of K' or Q' and an operand to the state.
@@ -468,12 +478,12 @@ template <class T, int DIM> __device__ __forceinline__ void forward(const DeltaP
   extern __shared__ __align__(1024) char shared[];
   using In = Chain<DIM>;
   Part<T, DIM> x(p, shared);
-  const unsigned s = x.base + In::S, right = x.base + In::E, e = right + In::VALUES, scaled = e + In::VALUES;
+  const unsigned right = x.base + In::E, e = right + In::VALUES, scaled = e + In::VALUES;
   x.template begin<false>();
   for (int i = 0; i < x.chunks; i++) {
     const Factors& f = x.template await<false>(i);
     const Chunk c(x.segment, i, x.b);
-    const unsigned in = x.stage(i);
+    const unsigned in = x.stage(i), s = x.state_at(i);
     Sum<16, 16> y;
     zero(y);
     product<T, DIM>(y, InShared<ROWS, DIM, false>(in + In::K, x.row), InShared<DIM, COLS, true, 16>(s, x.from_col));
@@ -509,8 +519,7 @@ template <class T, int DIM> __device__ __forceinline__ void forward(const DeltaP
     }
     x.scale(f.into[c.n - 1]);
     x.add(in + In::K, scaled);
-    __syncthreads();
-    hold<T, DIM, COLS>(s, x.s, x.state_row, 0);
+    x.keep_state(i);
   }
   x.finish();
 }
@@ -523,12 +532,12 @@ template <class T, int DIM> __device__ __forceinline__ void reverse(const DeltaP
   extern __shared__ __align__(1024) char shared[];
   using In = Chain<DIM>;
   Part<T, DIM> x(p, shared);
-  const unsigned s = x.base + In::S, e = x.base + In::E, dout = e + In::VALUES, scaled = dout + In::VALUES;
+  const unsigned e = x.base + In::E, dout = e + In::VALUES, scaled = dout + In::VALUES;
   x.template begin<true>();
   for (int i = 0; i < x.chunks; i++) {
     const Factors& f = x.template await<true>(i);
     const Chunk c(x.segment, x.chunks - 1 - i, x.b);
-    const unsigned in = x.stage(i), keep = in + In::V; // X replaces dO
+    const unsigned in = x.stage(i), s = x.state_at(i), keep = in + In::V; // X replaces dO
     Sum<16, 16> y;
     zero(y);
     product<T, DIM>(y, InShared<ROWS, DIM, false>(in + In::K, x.row), InShared<DIM, COLS, true, 16>(s, x.from_col));
@@ -558,8 +567,7 @@ template <class T, int DIM> __device__ __forceinline__ void reverse(const DeltaP
     __syncthreads();
     if (p.flags & KEEP) copy_out<T, ROWS, COLS>(p.x + to * ROWS * p.wide_v + x.col, p.wide_v, keep, ROWS);
     x.add(in + In::K, scaled);
-    __syncthreads();
-    hold<T, DIM, COLS>(s, x.s, x.state_row, 0);
+    x.keep_state(i);
   }
   x.finish();
 }

@@ -6,7 +6,7 @@ type DeltaShape struct {
 	Dim     int
 }
 
-// DeltaMaxDim bounds dim, DeltaColumns is the columns of a block's part of a state, and DeltaThreads is the threads of a
+// DeltaMaxDim bounds dim, DeltaColumns is the columns of a block's part of a state, and DeltaThreads the threads of a
 // block.
 const (
 	DeltaMaxDim  = 256
@@ -50,13 +50,13 @@ func (s DeltaShape) PrepareShared() int {
 	return 2*64*64*size + 2*64*65*4 + DeltaFactors
 }
 
-// Chain returns the buffers of delta_forward and delta_reverse, if a block can have so many bytes of shared memory, and
-// the shared memory that they take: k, q, T, P, v and factors of each buffer, a part of the state, and three results of
-// 64 rows.
+// Chain returns the number of buffers of delta_forward and delta_reverse, given the shared memory of a GPU's blocks in
+// bytes, and their shared memory: k, q, T, P, v and factors of each buffer, a part of the state, twice in 16 bits, and
+// three results of 64 rows.
 func (s DeltaShape) Chain(shared int) (buffers, bytes int) {
 	_, _, size := s.stages()
 	part := 64 * DeltaColumns * size
-	each, own := 2*64*s.Rows()*size+2*64*64*size+part+2048, s.Rows()*DeltaColumns*size+3*part
+	each, own := 2*64*s.Rows()*size+2*64*64*size+part+2048, s.Rows()*DeltaColumns*4+3*part
 	buffers = max(1, min(3, (shared-own)/each))
 	return buffers, buffers*each + own
 }
