@@ -25,13 +25,14 @@ type Delta struct {
 	stream    *cuda.Stream
 	loader    *Loader
 	most      int64 // DeltaWorkspace, or less in tests
+	shared    int   // bytes of shared memory of a block, or fewer in tests
 	workspace *cuda.Memory
 }
 
 // NewDelta returns a Delta that computes on stream. It allocates its workspace when calls need it, until the device is
 // closed.
 func NewDelta(stream *cuda.Stream, loader *Loader) *Delta {
-	return &Delta{stream: stream, loader: loader, most: DeltaWorkspace}
+	return &Delta{stream: stream, loader: loader, most: DeltaWorkspace, shared: loader.Device().SharedPerBlock}
 }
 
 // Summarize sets Maps; see delta.Kernel.
@@ -77,8 +78,8 @@ func (d *Delta) queue(op string, a delta.Args) error {
 			err = errors.Join(err, d.loader.onDevice(op, *v))
 		}
 	}
-	c := call.Delta{Args: a, Op: op, Most: d.most, Alloc: d.alloc}
-	program, unsupported := c.Program(d.loader.Device().SharedPerBlock)
+	c := call.Delta{Args: a, Op: op, Shared: d.shared, Most: d.most, Alloc: d.alloc}
+	program, unsupported := c.Program()
 	if err = errors.Join(err, unsupported); err != nil || len(a.Segments)*a.V.Size() == 0 {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/attention/delta/deltatest"
 	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -33,13 +34,13 @@ func TestDelta(t *testing.T) {
 	}
 }
 
-// TestDeltaRepeats checks that calls repeat their bits, also with workspace for few chunks.
+// TestDeltaRepeats checks that calls repeat their bits, also with little shared memory and workspace for few chunks.
 func TestDeltaRepeats(t *testing.T) {
 	x := newDeltaBench(t, 2, 4, 128, delta.Segment{Hi: 400}, delta.Segment{Lo: 400, Hi: 1000})
 	results := x.Views()[8:]
-	run := func(most int64) (all [][]byte) {
+	run := func(most int64, shared int) (all [][]byte) {
 		k := x.newDelta()
-		k.most = most
+		k.most, k.shared = most, shared
 		for _, f := range []func(delta.Args) error{k.Summarize, k.SummarizeBackward, k.Forward, k.Backward} {
 			check(t, f(x.Args))
 		}
@@ -51,9 +52,9 @@ func TestDeltaRepeats(t *testing.T) {
 		}
 		return all
 	}
-	want := run(DeltaWorkspace)
+	want := run(DeltaWorkspace, x.loader.Device().SharedPerBlock)
 	for _, most := range []int64{DeltaWorkspace, 3 << 20, 1} {
-		for i, got := range run(most) {
+		for i, got := range run(most, source.SmallShared) {
 			if !slices.Equal(got, want[i]) {
 				t.Errorf("%s differs with %d bytes of workspace", delta.Names[8+i], most)
 			}

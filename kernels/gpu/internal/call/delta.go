@@ -21,18 +21,19 @@ type DeltaLaunch struct {
 
 // Delta is a call of the kernels of the gated delta rule.
 type Delta struct {
-	delta.Args                                    // a result of Check
-	Op         string                             // as for Check
-	Most       int64                              // bytes of workspace, unless a chunk of all heads needs more
-	Alloc      func(int64) (at uint64, err error) // returns the address of so many bytes of workspace
+	delta.Args        // a result of Check
+	Op         string // as for Check
+	Shared     int    // bytes of shared memory that a block may have
+	Most       int64  // bytes of workspace, unless a chunk of all heads needs more
+	// Alloc returns the address of so many bytes of workspace.
+	Alloc func(int64) (at uint64, err error)
 
-	shape       source.DeltaShape
-	name        string // of the type of q
-	p           source.DeltaParams
-	waves       []deltaWave
-	chainShared int    // bytes of a block of a chain
-	states      uint64 // the address of a float32 state before each wave, and of a gradient
-	launches    []DeltaLaunch
+	shape    source.DeltaShape
+	name     string // of the type of q
+	p        source.DeltaParams
+	waves    []deltaWave
+	states   uint64 // the address of a float32 state before each wave, and of a gradient
+	launches []DeltaLaunch
 }
 
 // A deltaWave is the chunks that share the workspace: of some segments, or a part of one.
@@ -43,15 +44,14 @@ type deltaWave struct {
 	begins, ends  bool // the wave has the first rows of its segments, and the last
 }
 
-// Program returns the program of the call. It returns an error if the kernels do not support the call, on a GPU with so
-// many bytes of shared memory for a block.
-func (c *Delta) Program(shared int) (string, error) {
+// Program returns the program of the call. It returns an error if the kernels do not support the call.
+func (c *Delta) Program() (string, error) {
 	t, dim := c.Q.DType(), c.Q.Len(tensor.Dim)
 	c.shape, c.name = source.DeltaShape{Float32: t == tensor.F32, Dim: dim}, flashTypes[t]
-	stages, need := c.shape.Chain(shared)
-	c.p.Stages, c.chainShared = int32(stages), need
+	_, need := c.shape.Chain(c.Shared)
 	if c.Op == "delta backward" {
-		need = max(need, c.shape.GradsShared())
+		_, grads := c.shape.Grads(c.Shared)
+		need = max(need, grads)
 	}
 	switch {
 	case c.name == "":
@@ -61,9 +61,9 @@ func (c *Delta) Program(shared int) (string, error) {
 	case max(c.Q.Len(tensor.Batch)*min(len(c.Segments), source.DeltaSegments), c.V.Len(tensor.Heads)) > math.MaxUint16:
 		return "", fmt.Errorf("%s: batch %d and %d heads are too many for a grid of a GPU", c.Op, c.Q.Len(tensor.Batch),
 			c.V.Len(tensor.Heads))
-	case need > shared:
+	case need > c.Shared:
 		return "", fmt.Errorf("%s in %v with dim %d needs %d bytes of shared memory for a block, of which this GPU has %d; "+
-			"use the CPU", c.Op, t, dim, need, shared)
+			"use the CPU", c.Op, t, dim, need, c.Shared)
 	}
 	return c.shape.Program().Name, nil
 }
@@ -209,7 +209,8 @@ func (c *Delta) run(waves []deltaWave) {
 				to = source.Strided{}
 			}
 			c.chain("reverse", w, from, to, source.DeltaKeep)
-			c.add("grads_"+c.name, w, [3]int{w.chunks, int(c.p.KeyHeads), int(c.p.Batch)}, c.shape.GradsShared(), c.p)
+			buffers, shared := c.shape.Grads(c.Shared)
+			c.add("grads_"+c.name, w, [3]int{w.chunks, int(c.p.KeyHeads), int(c.p.Batch)}, buffers, shared, c.p)
 		}
 	}
 }
@@ -242,7 +243,7 @@ func (c *Delta) before(w deltaWave, i int) source.Strided {
 }
 
 func (c *Delta) prepare(w deltaWave) {
-	c.add("prepare_"+c.name, w, [3]int{w.chunks, int(c.p.KeyHeads), int(c.p.Batch)}, c.shape.PrepareShared(), c.p)
+	c.add("prepare_"+c.name, w, [3]int{w.chunks, int(c.p.KeyHeads), int(c.p.Batch)}, 1, c.shape.PrepareShared(), c.p)
 }
 
 // maps adds a chain of maps, which begins with I | 0 if fresh, or else with the maps of the wave before.
@@ -264,10 +265,12 @@ func (c *Delta) chain(kernel string, w deltaWave, from, to source.Strided, flags
 		columns += (int(p.Dim) + source.DeltaColumns - 1) / source.DeltaColumns * source.DeltaColumns
 	}
 	grid := [3]int{columns / source.DeltaColumns, int(p.Heads), len(w.segments) * int(p.Batch)}
-	c.add(fmt.Sprintf("%s_%d_%s", kernel, c.shape.Rows(), c.name), w, grid, c.chainShared, p)
+	buffers, shared := c.shape.Chain(c.Shared)
+	c.add(fmt.Sprintf("%s_%d_%s", kernel, c.shape.Rows(), c.name), w, grid, buffers, shared, p)
 }
 
-func (c *Delta) add(kernel string, w deltaWave, grid [3]int, shared int, p source.DeltaParams) {
+func (c *Delta) add(kernel string, w deltaWave, grid [3]int, buffers, shared int, p source.DeltaParams) {
+	p.Stages = int32(buffers)
 	p.Count = int32(copy(p.Segments[:], w.segments))
 	c.launches = append(c.launches, DeltaLaunch{"delta_" + kernel, grid, shared, p})
 }

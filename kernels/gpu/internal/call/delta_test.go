@@ -21,6 +21,7 @@ import (
 // hostDelta runs the kernels of the gated delta rule on a host, with so many bytes of workspace.
 type hostDelta struct {
 	*host
+	shared    int // bytes of a block
 	most      int64
 	workspace *tensor.Host
 }
@@ -30,7 +31,7 @@ func (h *hostDelta) call(op string, a delta.Args) error {
 	if err != nil {
 		return err
 	}
-	c := Delta{Args: a, Op: op, Most: h.most, Alloc: func(n int64) (at uint64, err error) {
+	c := Delta{Args: a, Op: op, Shared: h.shared, Most: h.most, Alloc: func(n int64) (at uint64, err error) {
 		if h.workspace == nil || h.workspace.Bytes() < n {
 			h.workspace, err = h.alloc(n)
 			ok(h.t, err)
@@ -41,7 +42,7 @@ func (h *hostDelta) call(op string, a delta.Args) error {
 		}
 		return uint64(uintptr(h.workspace.Ptr())), nil
 	}}
-	program, err := c.Program(227 << 10)
+	program, err := c.Program()
 	if err != nil {
 		return err
 	}
@@ -76,9 +77,9 @@ func (h *hostDelta) Compose(dst, later, earlier View) error {
 	return h.start("delta", "delta_compose", grid, [2]int{source.DeltaThreads, 1}, shared, argumentsOf(&p))
 }
 
-// newDeltaRig returns a rig whose workspace has room for so many bytes.
-func newDeltaRig(t testing.TB, most int64) deltatest.Rig {
-	h := &hostDelta{host: newHostOf(t, 1<<30), most: most}
+// newDeltaRig returns a rig with so many bytes of shared memory for a block, and of workspace.
+func newDeltaRig(t testing.TB, shared int, most int64) deltatest.Rig {
+	h := &hostDelta{host: newHostOf(t, 1<<30), shared: shared, most: most}
 	return deltatest.Rig{Kernel: h, Upload: func(v View) View {
 		mem, err := h.alloc(int64(v.Size()*v.DType().Size()+15) &^ 15)
 		ok(t, err)
@@ -92,7 +93,7 @@ func newDeltaRig(t testing.TB, most int64) deltatest.Rig {
 // and every program and kernel.
 func TestDelta(t *testing.T) {
 	needCompiler(t).prepare(t, "delta", "delta_fp32")
-	rig := newDeltaRig(t, 1<<30)
+	rig := newDeltaRig(t, 227<<10, 1<<30)
 	for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16, tensor.F32} {
 		for _, dims := range [][2]int{{16, 48}, {144, 5}} {
 			c := deltatest.Case{Name: "host", Batch: 2, KeyHeads: 1, Heads: 2, Dim: dims[0], DimV: dims[1],
@@ -102,16 +103,16 @@ func TestDelta(t *testing.T) {
 	}
 }
 
-// TestDeltaWaves checks calls whose workspace has room for one chunk.
+// TestDeltaWaves checks calls whose workspace has room for one chunk, on GPUs with little shared memory.
 func TestDeltaWaves(t *testing.T) {
 	c := deltatest.Case{Name: "waves", Batch: 1, KeyHeads: 1, Heads: 1, Dim: 15, DimV: 5,
 		Segments: []delta.Segment{{Lo: 0, Hi: 150}, {Lo: 150, Hi: 170}}, Decay: 0.05, Beta: 1}
-	deltatest.Check(t, newDeltaRig(t, 1), c, tensor.BF16)
+	deltatest.Check(t, newDeltaRig(t, source.SmallShared, 1), c, tensor.BF16)
 }
 
 // TestDeltaTypes checks that dO and results in float32 and in bfloat16 are equal but for rounding.
 func TestDeltaTypes(t *testing.T) {
-	rig, rng := newDeltaRig(t, 1<<30), rand.New(rand.NewPCG(1, 2))
+	rig, rng := newDeltaRig(t, 227<<10, 1<<30), rand.New(rand.NewPCG(1, 2))
 	const seq, dim, dimV = 70, 16, 16
 	keys, wide, row := [4]int{1, seq, 1, dim}, [4]int{1, seq, 2, dimV}, [4]int{1, seq, 2, 1}
 	state, maps := [4]int{1, 2, dim, dimV}, [4]int{1, 2, dim, dim + dimV}
@@ -167,7 +168,7 @@ func TestDeltaTypes(t *testing.T) {
 
 // TestDeltaCompose compares with the reference, in place and elsewhere.
 func TestDeltaCompose(t *testing.T) {
-	rig, rng := newDeltaRig(t, 0), rand.New(rand.NewPCG(1, 2))
+	rig, rng := newDeltaRig(t, 0, 0), rand.New(rand.NewPCG(1, 2))
 	const dim, dimV = 20, 30
 	draw := func(columns int) View {
 		v := tensor.New(tensor.F32, 2, 2, dim, columns)
@@ -196,15 +197,15 @@ func TestDeltaFaults(t *testing.T) {
 	for _, c := range []struct {
 		dtype       tensor.DType
 		dim, shared int
-	}{{tensor.F64, 16, 1 << 30}, {tensor.BF16, 257, 1 << 30}, {tensor.F32, 256, 99 << 10}} {
+	}{{tensor.F64, 16, 1 << 30}, {tensor.BF16, 257, 1 << 30}, {tensor.F32, 128, source.SmallShared}} {
 		q := tensor.New(c.dtype, 1, 1, 1, c.dim)
-		d := Delta{Args: delta.Args{Q: q, K: q, V: q}, Op: "delta backward"}
-		if _, err := d.Program(c.shared); err == nil {
+		d := Delta{Args: delta.Args{Q: q, K: q, V: q}, Op: "delta backward", Shared: c.shared}
+		if _, err := d.Program(); err == nil {
 			t.Errorf("%v with dim %d takes %d bytes of shared memory", c.dtype, c.dim, c.shared)
 		}
 	}
 	q := tensor.New(tensor.BF16, 1, 1, 1, 128)
-	d := Delta{Args: delta.Args{Q: q, K: q, V: q}, Op: "delta backward"}
-	_, err := d.Program(163 << 10) // of an A100
+	d := Delta{Args: delta.Args{Q: q, K: q, V: q}, Op: "delta backward", Shared: source.SmallShared}
+	_, err := d.Program()
 	ok(t, err)
 }

@@ -10,8 +10,7 @@
 //
 // 16-bit floats are multiplied on tensor cores. Sums, states and decays are float32, sums of g float64.
 //
-// Compiled with STAGES, the buffers of delta_grads, SLICE, the columns of v that it takes at once, and, for float32,
-// FLOAT32.
+// Compiled with SLICE, the columns of v that delta_grads takes at once, and, for float32, FLOAT32.
 #include "flash_products.cuh"
 #include "ops.cuh"
 
@@ -37,7 +36,7 @@ struct DeltaParams {
   struct Factors* factors;
   int batch, heads, key_heads, dim, dim_v, wide_v, count, flags; // wide_v: columns of E, X and states
   float scale;
-  int stages; // buffers of the chains: 1 to 3
+  int stages; // buffers of copies: of the chains 1 to 3, of delta_grads 1 or 2
   Segment segments[SEGMENTS];
 };
 
@@ -616,8 +615,7 @@ template <class T, class F, class G> __device__ __forceinline__ void fold(Sum<32
 struct Grads {
   static constexpr int KEYS = ROWS * TILE * SIZE, VALUES = ROWS * SLICE * SIZE, STATES = TILE * SLICE * SIZE;
   static constexpr int PAIRS = ROWS * ROWS * SIZE;
-  static constexpr int K = 0, Q = KEYS, STAGE = 2 * KEYS, STAGE_BYTES = 3 * VALUES + 2 * STATES;
-  static constexpr int MORE = STAGE + STAGES * STAGE_BYTES;
+  static constexpr int K = 0, Q = KEYS, MORE = 2 * KEYS, STAGE = MORE + 10240, STAGE_BYTES = 3 * VALUES + 2 * STATES;
   static_assert(2 * PAIRS <= STAGE_BYTES, "P and A fit a stage");
 };
 
@@ -628,6 +626,8 @@ struct GradSums {
   float p_rows[2][ROWS], p_cols[4][ROWS], a_rows[2][ROWS], a_cols[4][ROWS], dots[3][4][ROWS];
   float values[ROWS], diagonal[ROWS], states[8]; // X V and X E of rows; S dS' of warps
 };
+
+static_assert(sizeof(GradSums) <= Grads::STAGE - Grads::MORE, "room for the sums");
 
 // A beta above SMALL_BETA has the gradient X E / beta, which loses less to rounding than the sum of its terms.
 constexpr float SMALL_BETA = 1.0f / 64;
@@ -685,14 +685,14 @@ template <class T> struct GradsOf {
 
   // await waits for a slice and starts the copies of the next.
   __device__ __forceinline__ unsigned await(int head, int i, int& stage) const {
-    if (STAGES == 1) {
+    if (p.stages == 1) {
       __syncthreads();
       fetch(head, i, base + Grads::STAGE);
     }
     copies_wait<0>();
     __syncthreads();
     unsigned now = base + Grads::STAGE + stage * Grads::STAGE_BYTES;
-    if (STAGES > 1) {
+    if (p.stages > 1) {
       stage ^= 1;
       unsigned to = base + Grads::STAGE + stage * Grads::STAGE_BYTES;
       fetch(i == slices ? head + 1 : head, i == slices ? 0 : i + 1, to);
@@ -740,7 +740,7 @@ template <class T> struct GradsOf {
     Sum<32, 32> dq, dk;
     zero(dq), zero(dk);
     int stage = 0, head = end - p.heads / p.key_heads;
-    if (STAGES > 1) fetch(head, 0, base + Grads::STAGE);
+    if (p.stages > 1) fetch(head, 0, base + Grads::STAGE);
     for (; head < end; head++) {
       const Factors& f = m.f[head % 2];
       Sum<32, 32> by_q, by_k, by_beta; // dO S', E dS'' and X S'

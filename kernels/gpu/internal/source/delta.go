@@ -16,11 +16,11 @@ const (
 
 // Program returns the program of the shape.
 func (s DeltaShape) Program() Program {
-	stages, slice, _ := s.stages()
-	p := Program{Name: "delta", File: "delta.cu", Defines: defines(define{"STAGES", stages}, define{"SLICE", slice},
-		define{"INLINE_TILES", FlashTiles}, define{"BM", 64})}
 	const why = "the sums of five products fill the registers"
-	p.Entries = []Entry{{"delta_grads_bf16", 32, why}, {"delta_grads_fp16", 32, why}}
+	_, slice := s.sizes()
+	p := Program{Name: "delta", File: "delta.cu", Defines: defines(define{"SLICE", slice},
+		define{"INLINE_TILES", FlashTiles}, define{"BM", 64}),
+		Entries: []Entry{{"delta_grads_bf16", 32, why}, {"delta_grads_fp16", 32, why}}}
 	if s.Float32 {
 		p.Name, p.Defines = "delta_fp32", append(p.Defines, "FLOAT32=1")
 		p.Entries = []Entry{{"delta_grads_fp32", 128, why}}
@@ -28,12 +28,12 @@ func (s DeltaShape) Program() Program {
 	return p
 }
 
-// stages returns the buffers of delta_grads, the columns of v that it takes at once, and the size of an element.
-func (s DeltaShape) stages() (stages, slice, size int) {
+// sizes returns the size of an element and the columns of v that delta_grads takes at once.
+func (s DeltaShape) sizes() (size, slice int) {
 	if s.Float32 {
-		return 1, 32, 4
+		return 4, 32
 	}
-	return 2, 64, 2
+	return 2, 64
 }
 
 // Rows returns the rows of a state in the kernels of chains.
@@ -46,7 +46,7 @@ func (s DeltaShape) Rows() int {
 
 // PrepareShared returns the shared memory of delta_prepare, in bytes: parts of q and k, A, T and factors.
 func (s DeltaShape) PrepareShared() int {
-	_, _, size := s.stages()
+	size, _ := s.sizes()
 	return 2*64*64*size + 2*64*65*4 + DeltaFactors
 }
 
@@ -54,17 +54,19 @@ func (s DeltaShape) PrepareShared() int {
 // bytes, and their shared memory: k, q, T, P, v and factors of each buffer, a part of the state, twice in 16 bits, and
 // three results of 64 rows.
 func (s DeltaShape) Chain(shared int) (buffers, bytes int) {
-	_, _, size := s.stages()
+	size, _ := s.sizes()
 	part := 64 * DeltaColumns * size
 	each, own := 2*64*s.Rows()*size+2*64*64*size+part+2048, s.Rows()*DeltaColumns*4+3*part
 	buffers = max(1, min(3, (shared-own)/each))
 	return buffers, buffers*each + own
 }
 
-// GradsShared returns the shared memory of delta_grads: parts of k and q, stages of five operands, and sums.
-func (s DeltaShape) GradsShared() int {
-	stages, slice, size := s.stages()
-	return 2*64*128*size + stages*(3*64+2*128)*slice*size + 2*DeltaFactors + 4*(24*64+2*64+8)
+// Grads returns the same for delta_grads: parts of k and q, sums, and five operands of each buffer.
+func (s DeltaShape) Grads(shared int) (buffers, bytes int) {
+	size, slice := s.sizes()
+	each, own := (3*64+2*128)*slice*size, 2*64*128*size+10240
+	buffers = max(1, min(2, (shared-own)/each))
+	return buffers, buffers*each + own
 }
 
 // delta holds the gated delta rule.

@@ -293,7 +293,7 @@ const (
 // DeltaFactors is the size of struct Factors of delta.cu, in bytes.
 const DeltaFactors = 64 * (3*4 + 8)
 
-// DeltaMaps has the arguments of delta_compose: Columns of Earlier, of which Begin is the first with a summand in Later.
+// DeltaMaps has the arguments of delta_compose: the columns of Earlier, since Begin with a summand in Later.
 type DeltaMaps struct {
 	To, Later, Earlier          Strided // Seq: rows of a map
 	Dim, Columns, Begin, Unused int32
