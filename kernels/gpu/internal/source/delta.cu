@@ -765,7 +765,7 @@ template <class T> struct GradsOf {
           c.put<T>(p.dv, p.flags & WIDE_DV, head, r, i * SLICE + v, p.dim_v, f.beta[r] * y.x, f.beta[r] * y.y);
         }
       }
-      // Their gradients replace P and A in shared memory, the latter on both sides of the diagonal.
+      // Their gradients replace P and A in shared memory.
       const unsigned dp_at = await(head, slices, stage), da_at = dp_at + Grads::PAIRS;
       dot = warp_sum(dot);
       if (lane == 0) m.states[warp] = dot;
@@ -792,19 +792,14 @@ template <class T> struct GradsOf {
         put_shared<T>(at, a, b);
       });
       sums(dp, pair_row, pair_col, m.p_rows[warp % 2], m.p_cols[warp / 2]);
-      char* square = (char*)&m - Grads::MORE + (da_at - base);
-      auto below = [&](int i, int j, float& x) {
-        if (j > i) {
-          x = 0;
-          return;
-        }
-        if (j == i) m.diagonal[i] = x;
-        using Square = Operand<ROWS, ROWS>;
-        T *at = (T*)(square + Square::offset(i, j)), *other = (T*)(square + Square::offset(j, i));
-        x = j < i ? -x : 0;
-        *at = *other = from_float<T>(pair(i, j, x, to_float(*at), f.beta[i]));
-      };
-      pairs(da, pair_row, pair_col, [&](int i, int j, float& x, float& y) { below(i, j, x), below(i, j + 1, y); });
+      pairs(da, pair_row, pair_col, [&](int i, int j, float& x, float& y) {
+        if (j == i || j + 1 == i) m.diagonal[i] = j == i ? x : y;
+        x = j < i ? -x : 0, y = j + 1 < i ? -y : 0;
+        const unsigned at = da_at + Operand<ROWS, ROWS>::offset(i, j);
+        const float2 with = get_shared<T>(at);
+        float a = pair(i, j, x, with.x, f.beta[i]), b = pair(i, j + 1, y, with.y, f.beta[i]);
+        put_shared<T>(at, a, b);
+      });
       sums(da, pair_row, pair_col, m.a_rows[warp % 2], NULL);
       pairs(da, pair_row, 0, [&](int i, int, float& x, float& y) { x *= f.beta[i], y *= f.beta[i]; });
       sums(da, pair_row, pair_col, NULL, m.a_cols[warp / 2]);
@@ -823,6 +818,7 @@ template <class T> struct GradsOf {
       product<T, ROWS>(dq, InShared<ROWS, ROWS, true, 32>(dp_at, row), keys);
       product<T, ROWS>(dk, InShared<ROWS, ROWS, false>(dp_at, row), InShared<ROWS, TILE, true, 32>(q, col));
       product<T, ROWS>(dk, InShared<ROWS, ROWS, false>(da_at, row), keys);
+      product<T, ROWS>(dk, InShared<ROWS, ROWS, true, 32>(da_at, row), keys);
     }
     pairs(dq, row, d + col, [&](int i, int j, float x, float y) {
       c.put<T>(p.dq, p.flags & WIDE_DQ, blockIdx.y, i, j, p.dim, x, y);

@@ -23,7 +23,7 @@ func (s DeltaShape) Program() Program {
 		Entries: []Entry{{"delta_grads_bf16", 32, why}, {"delta_grads_fp16", 32, why}}}
 	if s.Float32 {
 		p.Name, p.Defines = "delta_fp32", append(p.Defines, "FLOAT32=1")
-		p.Entries = []Entry{{"delta_grads_fp32", 128, why}}
+		p.Entries = []Entry{{"delta_grads_fp32", 256, why}}
 	}
 	return p
 }
