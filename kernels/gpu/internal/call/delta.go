@@ -115,12 +115,9 @@ func (c *Delta) place() error {
 	size := int64(c.Q.DType().Size())
 	products := int64(p.Batch) * int64(p.Heads) // of a chunk
 	pairs, wide := size*delta.Chunk*delta.Chunk, size*int64(p.WideV)
-	sizes := []int64{source.DeltaFactors, pairs, pairs, 0, 0, 0, 0, 0}
-	if p.Flags&source.DeltaBackward != 0 {
-		sizes[3] = pairs
-	}
+	sizes := []int64{source.DeltaFactors, pairs, pairs, 0, 0, 0, 0}
 	if c.Op == "delta backward" {
-		sizes = append(sizes[:4], wide*delta.Chunk, wide*delta.Chunk, wide*int64(p.Dim), wide*int64(p.Dim))
+		sizes = append(sizes[:3], wide*delta.Chunk, wide*delta.Chunk, wide*int64(p.Dim), wide*int64(p.Dim))
 	}
 	total := int64(0)
 	for i := range sizes {
@@ -139,7 +136,7 @@ func (c *Delta) place() error {
 	at, err := c.Alloc(bytes + total*most)
 	c.states = at
 	at += uint64(bytes)
-	for i, to := range []*uint64{&p.Factors, &p.T, &p.P, &p.A, &p.E, &p.X, &p.S, &p.DS} {
+	for i, to := range []*uint64{&p.Factors, &p.T, &p.P, &p.E, &p.X, &p.S, &p.DS} {
 		*to = at
 		at += uint64(sizes[i] * most)
 	}

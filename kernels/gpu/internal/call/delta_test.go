@@ -53,7 +53,7 @@ func (h *hostDelta) call(op string, a delta.Args) error {
 			&p.Dbeta, &p.From, &p.To} {
 			h.move(&x.At)
 		}
-		h.move(&p.T, &p.P, &p.A, &p.E, &p.X, &p.S, &p.DS, &p.Factors)
+		h.move(&p.T, &p.P, &p.E, &p.X, &p.S, &p.DS, &p.Factors)
 		if err == nil {
 			err = h.start(program, l.Kernel, l.Grid, [2]int{source.DeltaThreads, 1}, l.Shared, argumentsOf(p))
 		}

@@ -30,9 +30,9 @@ constexpr int BACKWARD = 2048; // delta_prepare stores P transposed
 struct DeltaParams {
   Strided q, k, v, g, beta, dout, o, dq, dk, dv, dg, dbeta;
   Strided from, to; // states before the first chunk and after the last, seq for rows; NULL from: the map I | 0
-  // For each chunk, batch element and head, in the type of q: T, P, A / beta, E, X, the states before chunks, and the
+  // For each chunk, batch element and head, in the type of q: T, P, E, X, the states before chunks, and the
   // gradients of states after them; and Factors.
-  Stored *t, *p, *a, *e, *x, *s, *ds;
+  Stored *t, *p, *e, *x, *s, *ds;
   struct Factors* factors;
   int batch, heads, key_heads, dim, dim_v, wide_v, count, flags; // wide_v: columns of E, X and states
   float scale;
@@ -235,8 +235,10 @@ __device__ __forceinline__ void scan(double& x, double& y) {
   y += x;
 }
 
-// decay returns D(i, j), given the sums of g.
-__device__ __forceinline__ float decay(const double* sum, int i, int j) { return expf((float)(sum[i] - sum[j])); }
+// decay returns D(i, j).
+__device__ __forceinline__ float decay(const Factors& f, int i, int j) {
+  return expf((float)(f.sum[i] - f.sum[j]));
+}
 
 using Square = float[ROWS][ROWS + 1];
 
@@ -323,7 +325,7 @@ template <class T> __device__ __forceinline__ void prepare(const DeltaParams& p)
       for (int i = lane; i < ROWS; i += 32) {
         bool inside = i < c.n;
         m.f.into[i] = inside ? expf((float)m.f.sum[i]) : 0;
-        m.f.out[i] = inside ? decay(m.f.sum, c.n - 1, i) : 0;
+        m.f.out[i] = inside ? decay(m.f, c.n - 1, i) : 0;
       }
     }
     __syncthreads();
@@ -331,11 +333,10 @@ template <class T> __device__ __forceinline__ void prepare(const DeltaParams& p)
 #pragma unroll
     for (int n = 0; n < Sum<16, 32>::NT * 4; n++) {
       int i = row + lane / 4 + n % 4 / 2 * 8, j = col + n / 4 * 8 + lane % 4 * 2 + n % 2;
-      float d = j <= i && i < c.n ? decay(m.f.sum, i, j) : 0;
+      float d = j <= i && i < c.n ? decay(m.f, i, j) : 0;
       float x = j <= i && i < c.n ? p.scale * qk.x[0][n / 4][n % 4] * d : 0;
       float y = j < i && i < c.n ? kk.x[0][n / 4][n % 4] * d : 0;
       ((T*)p.p)[to * ROWS * ROWS + (turned ? j * ROWS + i : i * ROWS + j)] = from_float<T>(x);
-      if (turned) ((T*)p.a)[to * ROWS * ROWS + i * ROWS + j] = from_float<T>(y);
       m.a[i][j] = m.f.beta[i] * y;
     }
     const float *from = (const float*)&m.f;
@@ -571,66 +572,27 @@ template <class T, int DIM> __device__ __forceinline__ void reverse(const DeltaP
   x.finish();
 }
 
-// sums sets rows[i] and cols[j], unless NULL, to the sums of a warp's part over its columns and rows.
-template <class C> __device__ __forceinline__ void sums(C& c, int row, int col, float* rows, float* cols) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; rows && i < C::MT * 2; i++) {
-    float x = 0;
-#pragma unroll
-    for (int n = 0; n < C::NT; n++) x += c.x[i / 2][n][i % 2 * 2] + c.x[i / 2][n][i % 2 * 2 + 1];
-    x = group_sum(x, 4);
-    if (lane % 4 == 0) rows[row + i * 8 + lane / 4] = x;
-  }
-  if (!cols) return;
-#pragma unroll
-  for (int j = 0; j < C::NT * 2; j++) {
-    float x = 0;
-#pragma unroll
-    for (int i = 0; i < C::MT * 2; i++) x += c.x[i / 2][j / 2][i % 2 * 2 + j % 2];
-#pragma unroll
-    for (int l = 4; l < 32; l *= 2) x += __shfl_xor_sync(0xffffffffu, x, l);
-    if (lane < 4) cols[col + j / 2 * 8 + lane * 2 + j % 2] = x;
-  }
-}
-
-// fold multiplies the rows of y by factor, adds more times y to to, and sets dots to the products of the rows of y and
-// of q or k.
-template <class T, class F, class G> __device__ __forceinline__ void fold(Sum<32, 32>& to, Sum<32, 32>& y,
-    unsigned with, int row, int col, float* dots, F factor, G more) {
-  pairs(y, row, 0, [&](int i, int, float& a, float& b) { a *= factor(i), b *= factor(i); });
-#pragma unroll
-  for (int i = 0; i < 32; i++) {
-    to.x[i / 16][i / 4 % 4][i % 4] +=
-        more(row + i / 16 * 16 + i % 4 / 2 * 8 + threadIdx.x % 32 / 4) * y.x[i / 16][i / 4 % 4][i % 4];
-  }
-  pairs(y, row, col, [&](int i, int j, float& a, float& b) {
-    float2 z = get_shared<T>(with + Operand<ROWS, TILE>::offset(i, j));
-    a *= z.x, b *= z.y;
-  });
-  sums(y, row, col, dots, NULL);
-}
-
-// Grads has the shared memory of delta_grads: tiles of k and q, and stages: of dO, E, X, S and dS', or of P and A.
+// Grads has the shared memory of delta_grads: tiles of k and q, sums, gradients of P and A, and stages of dO, E, X, S
+// and dS'. With one stage, the gradients replace its first operands.
 struct Grads {
   static constexpr int KEYS = ROWS * TILE * SIZE, VALUES = ROWS * SLICE * SIZE, STATES = TILE * SLICE * SIZE;
   static constexpr int PAIRS = ROWS * ROWS * SIZE;
-  static constexpr int K = 0, Q = KEYS, MORE = 2 * KEYS, STAGE = MORE + 10240, STAGE_BYTES = 3 * VALUES + 2 * STATES;
-  static_assert(2 * PAIRS <= STAGE_BYTES, "P and A fit a stage");
+  static constexpr int K = 0, Q = KEYS, MORE = 2 * KEYS, STAGE = MORE + 7168;
+  static constexpr int STAGE_BYTES = 3 * VALUES + 2 * STATES;
 };
 
 struct GradSums {
-  Factors f[2]; // of a head and the next
-  // Parts of sums over rows and columns of the gradients of P and A, times these, and over columns of those of q and k
-  // times these: of warps.
-  float p_rows[2][ROWS], p_cols[4][ROWS], a_rows[2][ROWS], a_cols[4][ROWS], dots[3][4][ROWS];
-  float values[ROWS], diagonal[ROWS], states[8]; // X V and X E of rows; S dS' of warps
+  Factors f[2];                                       // of a head and the next
+  float dots[3][4][ROWS], diagonal[ROWS], whole[8]; // of warps and rows; X E of rows; of warps
 };
-
 static_assert(sizeof(GradSums) <= Grads::STAGE - Grads::MORE, "room for the sums");
 
-// A beta above SMALL_BETA has the gradient X E / beta, which loses less to rounding than the sum of its terms.
-constexpr float SMALL_BETA = 1.0f / 64;
+// dot returns the product of two rows of n elements, to all lanes.
+template <class A, class B> __device__ __forceinline__ float dot(const A* x, const B* y, int n) {
+  float sum = 0;
+  for (int i = threadIdx.x % 32; i < n; i += 32) sum += to_float(x[i]) * to_float(y[i]);
+  return warp_sum(sum);
+}
 
 // dot_shared adds the product of two operands in shared memory, of so many elements.
 template <class T, int N> __device__ __forceinline__ void dot_shared(float& sum, unsigned x, unsigned y) {
@@ -651,6 +613,8 @@ template <class T, int N> __device__ __forceinline__ void dot_shared(float& sum,
 }
 
 // GradsOf is the work of a block of delta_grads: the gradients of the rows of a chunk, for columns of q and k since d.
+// The gradient of the sum of g up to a row is q dq + k dk, except that k has the other sign where the decay begins at
+// its row: in (D(last, i) k_i)' E, P, and the second k of A.
 template <class T> struct GradsOf {
   const DeltaParams& p;
   const Chunk c;
@@ -658,26 +622,23 @@ template <class T> struct GradsOf {
   const unsigned base;
   GradSums& m;
 
-  // fetch starts copies of the i-th slice of a head's columns of v, or after these of P and A.
+  // A beta above SMALL has the gradient X E / beta, unless E has too few bits.
+  static constexpr float SMALL = 1.0f / (1 << 30);
+
+  // fetch starts copies of the i-th slice of a head's columns of v.
   __device__ __forceinline__ void fetch(int head, int i, unsigned to) const {
     if (head < end) {
       const long long from = c.of_head(p, head), values = from * ROWS * p.wide_v, states = from * p.dim * p.wide_v;
       const int v = i * SLICE, left = p.wide_v - v;
-      if (i == slices) {
-        load<ROWS, ROWS, THREADS>(to, p.p + from * ROWS * ROWS, ROWS, 0, 0, ROWS, ROWS, true);
-        load<ROWS, ROWS, THREADS>(to + Grads::PAIRS, p.a + from * ROWS * ROWS, ROWS, 0, 0, ROWS, ROWS, true);
-      } else {
-        c.load_dout<T, SLICE>(to, p, head, v);
-        load<ROWS, SLICE, THREADS>(to + Grads::VALUES, p.e + values + v, p.wide_v, 0, 0, ROWS, left, true);
-        load<ROWS, SLICE, THREADS>(to + 2 * Grads::VALUES, p.x + values + v, p.wide_v, 0, 0, ROWS, left, true);
-        to += 3 * Grads::VALUES;
-        load<TILE, SLICE, THREADS>(to, p.s + states + v, p.wide_v, d, 0, p.dim, left, true);
-        load<TILE, SLICE, THREADS>(to + Grads::STATES, p.ds + states + v, p.wide_v, d, 0, p.dim, left, true);
-      }
-      if (i == 0) {
-        for (int j = threadIdx.x; j < int(sizeof(Factors) / 16); j += THREADS) {
-          copy16(smem_address(&m.f[head % 2]) + j * 16, (const char*)(p.factors + from) + j * 16, true);
-        }
+      c.load_dout<T, SLICE>(to, p, head, v);
+      load<ROWS, SLICE, THREADS>(to + Grads::VALUES, p.e + values + v, p.wide_v, 0, 0, ROWS, left, true);
+      load<ROWS, SLICE, THREADS>(to + 2 * Grads::VALUES, p.x + values + v, p.wide_v, 0, 0, ROWS, left, true);
+      to += 3 * Grads::VALUES;
+      load<TILE, SLICE, THREADS>(to, p.s + states + v, p.wide_v, d, 0, p.dim, left, true);
+      load<TILE, SLICE, THREADS>(to + Grads::STATES, p.ds + states + v, p.wide_v, d, 0, p.dim, left, true);
+      if (i == 0 && threadIdx.x < sizeof(Factors) / 16) {
+        const unsigned at = threadIdx.x * 16;
+        copy16(smem_address(&m.f[head % 2]) + at, (const char*)(p.factors + from) + at, true);
       }
     }
     copies_commit();
@@ -694,45 +655,75 @@ template <class T> struct GradsOf {
     unsigned now = base + Grads::STAGE + stage * Grads::STAGE_BYTES;
     if (p.stages > 1) {
       stage ^= 1;
-      unsigned to = base + Grads::STAGE + stage * Grads::STAGE_BYTES;
-      fetch(i == slices ? head + 1 : head, i == slices ? 0 : i + 1, to);
+      bool last = i == slices - 1;
+      fetch(last ? head + 1 : head, last ? 0 : i + 1, base + Grads::STAGE + stage * Grads::STAGE_BYTES);
     }
     return now;
   }
 
-  // finish sets the gradients of g and beta, from the sums: those of two rows a lane, from the last.
-  __device__ __forceinline__ void finish(int head) const {
-    const Factors& f = m.f[head % 2];
+  // fold multiplies the rows of y by factors.
+  template <class F> __device__ __forceinline__ void fold(Sum<32, 32>& y, int row, F factor) const {
+    pairs(y, row, 0, [&](int i, int, float& a, float& b) { a *= factor(i), b *= factor(i); });
+  }
+
+  // collect adds y to the gradient to, and sets dots to the products of its rows and those of q or k.
+  __device__ __forceinline__ void collect(
+      Sum<32, 32>& to, Sum<32, 32>& y, unsigned with, int row, int col, float* dots) const {
+#pragma unroll
+    for (int i = 0; i < 32; i++) to.x[i / 16][i / 4 % 4][i % 4] += y.x[i / 16][i / 4 % 4][i % 4];
+    pairs(y, row, col, [&](int i, int j, float& a, float& b) {
+      float2 z = get_shared<T>(with + Operand<ROWS, TILE>::offset(i, j));
+      a *= z.x, b *= z.y;
+    });
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float x = 0;
+#pragma unroll
+      for (int n = 0; n < 4; n++) x += y.x[i / 2][n][i % 2 * 2] + y.x[i / 2][n][i % 2 * 2 + 1];
+      x = group_sum(x, 4);
+      if (threadIdx.x % 4 == 0) dots[row + i * 8 + threadIdx.x % 32 / 4] = x;
+    }
+  }
+
+  // small_beta returns the gradient of the beta of row i by its definition: X (v - D(i, before) S' k - A E / beta).
+  __device__ __forceinline__ float small_beta(const Factors& f, int head, int i) const {
+    const long long from = c.of_head(p, head);
+    const T *x = (const T*)p.x + (from * ROWS + i) * p.wide_v, *e = (const T*)p.e + from * ROWS * p.wide_v;
+    const T *s = (const T*)p.s + from * p.dim * p.wide_v, *k = c.at<T>(p.k, blockIdx.y, i, 0);
+    float sum = dot(x, c.at<T>(p.v, head, i, 0), p.dim_v);
+    for (int r = 0; r < p.dim; r++) sum -= f.into[i] * to_float(k[r]) * dot(x, s + (long long)r * p.wide_v, p.dim_v);
+    for (int j = 0; j < i; j++) {
+      sum -= decay(f, i, j) * dot(k, c.at<T>(p.k, blockIdx.y, j, 0), p.dim) * dot(x, e + j * p.wide_v, p.dim_v);
+    }
+    return sum;
+  }
+
+  // finish sets the gradients of g, from the sums: those of two rows a lane, from the last.
+  __device__ __forceinline__ void finish(const Factors& f, int head) const {
     const int lane = threadIdx.x % 32;
     double dg[2];
-    float dbeta[2], all = 0;
 #pragma unroll
     for (int l = 0; l < 2; l++) {
       const int i = ROWS - 1 - lane * 2 - l;
       auto of = [=](const float (&x)[4][ROWS]) { return x[0][i] + x[1][i] + x[2][i] + x[3][i]; };
-      const float y = of(m.dots[1]), into = of(m.dots[2]), a = m.a_rows[0][i] + m.a_rows[1][i];
-      dg[l] = i < c.n ? (double)of(m.dots[0]) - y + f.beta[i] * into : 0;
-      dbeta[l] = into;
-      all += y;
-      if (d == 0 && i < c.n) {
-        dg[l] += (double)of(m.p_cols) - (m.p_rows[0][i] + m.p_rows[1][i]) + f.beta[i] * a - of(m.a_cols);
-        dbeta[l] += a + m.values[i];
-      }
+      dg[l] = i < c.n ? (double)of(m.dots[0]) - of(m.dots[1]) + of(m.dots[2]) : 0;
     }
     scan(dg[0], dg[1]);
-    all = warp_sum(all) + f.into[c.n - 1] * warp_sum(lane < 8 ? m.states[lane] : 0.0f);
+    const float all = warp_sum(lane < 8 ? m.whole[lane] : 0.0f);
 #pragma unroll
     for (int l = 0; l < 2; l++) {
       const int i = ROWS - 1 - lane * 2 - l;
       if (i >= c.n) continue;
-      float *to = c.at<float>(p.dg, head, i, 0), *beta = c.at<float>(p.dbeta, head, i, 0);
+      float* to = c.at<float>(p.dg, head, i, 0);
       *to = (float)(dg[l] + all) + (d ? *to : 0);
-      *beta = f.beta[i] > SMALL_BETA ? m.diagonal[i] / f.beta[i] : dbeta[l] + (d ? *beta : 0);
+      if (d == 0 && f.beta[i] > SMALL) *c.at<float>(p.dbeta, head, i, 0) = m.diagonal[i] / f.beta[i];
     }
   }
 
   __device__ __forceinline__ void run() {
     const unsigned k = base + Grads::K, q = base + Grads::Q;
+    const unsigned dp_at = base + Grads::STAGE + (p.stages == 1 ? 0 : 2 * Grads::STAGE_BYTES);
+    const unsigned da_at = dp_at + Grads::PAIRS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = warp / 4 * 32, col = warp % 4 * 32, pair_row = warp / 2 * 16, pair_col = warp % 2 * 32;
     c.load<TILE>(k, p.k, blockIdx.y, d, p.dim, p.flags & ALIGNED_K);
@@ -744,9 +735,9 @@ template <class T> struct GradsOf {
     for (; head < end; head++) {
       const Factors& f = m.f[head % 2];
       Sum<32, 32> by_q, by_k, by_beta; // dO S', E dS'' and X S'
-      Sum<16, 32> dp, da;              // E dO', transposed, and X E'
+      Sum<16, 32> dp, da;              // E dO' and E X': the gradients of P and A, transposed
       zero(by_q), zero(by_k), zero(by_beta), zero(dp), zero(da);
-      float dot = 0; // of S and dS'
+      float whole = 0; // of S and dS'
 #pragma unroll 1
       for (int i = 0; i < slices; i++) {
         const unsigned dout = await(head, i, stage), e = dout + Grads::VALUES, x = e + Grads::VALUES,
@@ -754,71 +745,63 @@ template <class T> struct GradsOf {
         using Rows = InShared<ROWS, SLICE, false>;
         using States = InShared<TILE, SLICE, false>;
         product<T, SLICE>(dp, Rows(e, pair_row), Rows(dout, pair_col));
-        product<T, SLICE>(da, Rows(x, pair_row), Rows(e, pair_col));
+        product<T, SLICE>(da, Rows(e, pair_row), Rows(x, pair_col));
         product<T, SLICE>(by_q, Rows(dout, row), States(s, col));
         product<T, SLICE>(by_k, Rows(e, row), States(ds, col));
         product<T, SLICE>(by_beta, Rows(x, row), States(s, col));
-        dot_shared<T, TILE * SLICE>(dot, s, ds);
+        dot_shared<T, TILE * SLICE>(whole, s, ds);
         for (int j = threadIdx.x; d == 0 && j < ROWS * SLICE / 2; j += THREADS) {
           const int r = j / (SLICE / 2), v = j % (SLICE / 2) * 2;
           float2 y = get_shared<T>(x + Operand<ROWS, SLICE>::offset(r, v));
           c.put<T>(p.dv, p.flags & WIDE_DV, head, r, i * SLICE + v, p.dim_v, f.beta[r] * y.x, f.beta[r] * y.y);
         }
       }
-      // Their gradients replace P and A in shared memory.
-      const unsigned dp_at = await(head, slices, stage), da_at = dp_at + Grads::PAIRS;
-      dot = warp_sum(dot);
-      if (lane == 0) m.states[warp] = dot;
-
-      // The gradients by way of scale D(i, before) q S, (D(last, i) k_i)' E and beta_i D(i, before) k_i S.
-      auto one = [](int) { return 1.0f; };
-      const int part = warp % 4;
-      fold<T>(dq, by_q, q, row, col, m.dots[0][part], [&](int i) { return p.scale * f.into[i]; }, one);
-      fold<T>(dk, by_k, k, row, col, m.dots[1][part], [&](int i) { return f.out[i]; }, one);
-      fold<T>(dk, by_beta, k, row, col, m.dots[2][part], [&](int i) { return -f.into[i]; },
-          [&](int i) { return f.beta[i]; });
-
-      // The gradients by way of P and A: x becomes its product with P, or with A / beta.
-      auto pair = [&](int i, int j, float& x, float with, float by) {
-        const bool inside = j <= i && i < c.n;
-        float g = inside ? by * x * decay(f.sum, i, j) : 0;
-        x = inside ? x * with : 0;
-        return g;
-      };
-      pairs(dp, pair_row, pair_col, [&](int j, int i, float& x, float& y) {
-        const unsigned at = dp_at + Operand<ROWS, ROWS>::offset(j, i);
-        const float2 with = get_shared<T>(at);
-        float a = pair(i, j, x, with.x, p.scale), b = pair(i + 1, j, y, with.y, p.scale);
-        put_shared<T>(at, a, b);
-      });
-      sums(dp, pair_row, pair_col, m.p_rows[warp % 2], m.p_cols[warp / 2]);
-      pairs(da, pair_row, pair_col, [&](int i, int j, float& x, float& y) {
-        if (j == i || j + 1 == i) m.diagonal[i] = j == i ? x : y;
-        x = j < i ? -x : 0, y = j + 1 < i ? -y : 0;
-        const unsigned at = da_at + Operand<ROWS, ROWS>::offset(i, j);
-        const float2 with = get_shared<T>(at);
-        float a = pair(i, j, x, with.x, f.beta[i]), b = pair(i, j + 1, y, with.y, f.beta[i]);
-        put_shared<T>(at, a, b);
-      });
-      sums(da, pair_row, pair_col, m.a_rows[warp % 2], NULL);
-      pairs(da, pair_row, 0, [&](int i, int, float& x, float& y) { x *= f.beta[i], y *= f.beta[i]; });
-      sums(da, pair_row, pair_col, NULL, m.a_cols[warp / 2]);
-
-      for (int i = warp; d == 0 && i < c.n; i += 8) {
-        if (f.beta[i] > SMALL_BETA) continue;
-        const T* x = (const T*)p.x + (c.of_head(p, head) * ROWS + i) * p.wide_v;
-        float sum = 0;
-        for (int j = lane; j < p.dim_v; j += 32) sum += to_float(x[j]) * to_float(*c.at<T>(p.v, head, i, j));
-        sum = warp_sum(sum);
-        if (lane == 0) m.values[i] = sum;
+      if (p.stages == 1) __syncthreads();
+      // The gradients of the products of rows in P and A.
+#pragma unroll
+      for (int n = 0; n < 8; n++) {
+        const int j = pair_row + n % 2 * 8 + lane / 4, i = pair_col + n / 2 * 8 + lane % 4 * 2;
+        float a[2], b[2];
+#pragma unroll
+        for (int l = 0; l < 2; l++) {
+          const float x = dp.x[0][n / 2][n % 2 * 2 + l], y = da.x[0][n / 2][n % 2 * 2 + l];
+          const bool inside = j <= i + l && i + l < c.n;
+          const float by = inside ? decay(f, i + l, j) : 0;
+          a[l] = inside ? p.scale * x * by : 0;
+          b[l] = inside && j < i + l ? -f.beta[i + l] * y * by : 0;
+          if (j == i + l) m.diagonal[j] = y;
+        }
+        const unsigned at = Operand<ROWS, ROWS>::offset(j, i);
+        put_shared<T>(dp_at + at, a[0], a[1]);
+        put_shared<T>(da_at + at, b[0], b[1]);
       }
+      // Those by way of scale D(i, before) q S, (D(last, i) k_i)' E and beta_i D(i, before) k_i S.
+      fold(by_q, row, [&](int i) { return p.scale * f.into[i]; });
+      fold(by_beta, row, [&](int i) { return -f.beta[i] * f.into[i]; });
+      fold(by_k, row, [&](int i) { return f.out[i]; });
+      whole *= f.into[c.n - 1];
+      pairs(by_k, row, col, [&](int i, int j, float x, float y) {
+        float2 z = get_shared<T>(k + Operand<ROWS, TILE>::offset(i, j));
+        whole += i < c.n ? x * z.x + y * z.y : 0;
+      });
+      whole = warp_sum(whole);
+      if (lane == 0) m.whole[warp] = whole;
       __syncthreads();
-      if (warp == 0) finish(head);
       InShared<ROWS, TILE, true, 32> keys(k, col);
-      product<T, ROWS>(dq, InShared<ROWS, ROWS, true, 32>(dp_at, row), keys);
-      product<T, ROWS>(dk, InShared<ROWS, ROWS, false>(dp_at, row), InShared<ROWS, TILE, true, 32>(q, col));
-      product<T, ROWS>(dk, InShared<ROWS, ROWS, false>(da_at, row), keys);
-      product<T, ROWS>(dk, InShared<ROWS, ROWS, true, 32>(da_at, row), keys);
+      product<T, ROWS>(by_q, InShared<ROWS, ROWS, true, 32>(dp_at, row), keys);
+      product<T, ROWS>(by_beta, InShared<ROWS, ROWS, true, 32>(da_at, row), keys);
+      product<T, ROWS>(by_k, InShared<ROWS, ROWS, false>(dp_at, row), InShared<ROWS, TILE, true, 32>(q, col));
+      product<T, ROWS>(by_k, InShared<ROWS, ROWS, false>(da_at, row), keys);
+      collect(dq, by_q, q, row, col, m.dots[0][warp % 4]);
+      collect(dk, by_k, k, row, col, m.dots[1][warp % 4]);
+      collect(dk, by_beta, k, row, col, m.dots[2][warp % 4]);
+      __syncthreads();
+      if (warp == 0) finish(f, head);
+      for (int i = warp; d == 0 && i < c.n; i += 8) {
+        if (f.beta[i] > SMALL) continue;
+        float x = small_beta(f, head, i);
+        if (lane == 0) *c.at<float>(p.dbeta, head, i, 0) = x;
+      }
     }
     pairs(dq, row, d + col, [&](int i, int j, float x, float y) {
       c.put<T>(p.dq, p.flags & WIDE_DQ, blockIdx.y, i, j, p.dim, x, y);

@@ -61,12 +61,15 @@ func (s DeltaShape) Chain(shared int) (buffers, bytes int) {
 	return buffers, buffers*each + own
 }
 
-// Grads returns the same for delta_grads: parts of k and q, sums, and five operands of each buffer.
+// Grads returns the same for delta_grads: parts of k and q, sums, and five operands of each buffer. With two buffers,
+// two results have memory of their own.
 func (s DeltaShape) Grads(shared int) (buffers, bytes int) {
 	size, slice := s.sizes()
-	each, own := (3*64+2*128)*slice*size, 2*64*128*size+10240
-	buffers = max(1, min(2, (shared-own)/each))
-	return buffers, buffers*each + own
+	each, own, results := (3*64+2*128)*slice*size, 2*64*128*size+7168, 2*64*64*size
+	if own+2*each+results <= shared {
+		return 2, own + 2*each + results
+	}
+	return 1, own + each
 }
 
 // delta holds the gated delta rule.

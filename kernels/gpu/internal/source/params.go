@@ -266,7 +266,7 @@ type Router struct {
 // DeltaParams has the arguments of the kernels of the gated delta rule; see delta.cu.
 type DeltaParams struct {
 	Q, K, V, G, Beta, Dout, O, DQ, DK, DV, DG, Dbeta, From, To Strided
-	T, P, A, E, X, S, DS, Factors                              uint64 // workspace
+	T, P, E, X, S, DS, Factors                                 uint64 // workspace
 	Batch, Heads, KeyHeads, Dim, DimV, WideV, Count, Flags     int32
 	Scale                                                      float32
 	Stages                                                     int32
@@ -291,7 +291,7 @@ const (
 )
 
 // DeltaFactors is the size of struct Factors of delta.cu, in bytes.
-const DeltaFactors = 64 * (3*4 + 8)
+const DeltaFactors = 5 * 64 * 4
 
 // DeltaMaps has the arguments of delta_compose: the columns of Earlier, since Begin with a summand in Later.
 type DeltaMaps struct {
