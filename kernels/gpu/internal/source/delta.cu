@@ -358,6 +358,34 @@ template <int DIM> struct Chain {
   static_assert(sizeof(Factors) <= 2048, "room for the factors");
 };
 
+// A Feed copies 64 rows of WIDTH aligned columns, of one chunk after another. It keeps addresses, since a chain has few
+// threads to compute them.
+template <int WIDTH> struct Feed {
+  using To = Operand<ROWS, WIDTH>;
+  static constexpr int PIECES = WIDTH / To::PIECE, PASS = THREADS / PIECES;
+  const Stored* at;
+  long long pass, step; // to this thread's next row, and to the next chunk
+  int row, col;
+  bool inside;
+
+  __device__ __forceinline__ void set(const Stored* from, long long stride, long long step, int cols) {
+    row = threadIdx.x / PIECES, col = threadIdx.x % PIECES * To::PIECE;
+    at = from + row * stride + col, pass = PASS * stride, this->step = step, inside = col < cols;
+  }
+
+  // copy starts copies of the first n rows, and of zeros for the others, and moves on.
+  __device__ __forceinline__ void copy(unsigned to, int n) {
+    const unsigned first = to + To::offset(row, col);
+#pragma unroll
+    for (int i = 0; i < ROWS / PASS; i++) {
+      // In 16 bits, the permutation of pieces repeats after 8 rows.
+      const unsigned place = SIZE == 2 ? first + To::offset(i * PASS, 0) : to + To::offset(row + i * PASS, col);
+      copy16(place, at + i * pass, inside && row + i * PASS < n);
+    }
+    at += step;
+  }
+};
+
 // A Part is what a block of a chain has: columns of one head's state, for a segment and batch element. Each warp has
 // rows of the state.
 template <class T, int DIM> struct Part {
@@ -371,6 +399,10 @@ template <class T, int DIM> struct Part {
   int state_row, row, from_col;         // this warp's part of a state, and of 64 by 32
   const char* shared;
   unsigned base;
+  Feed<DIM> k, q;
+  Feed<ROWS> t, pairs_of;
+  Feed<COLS> v; // or dO
+  const char* factors;
   Sum<HEIGHT, COLS> s;
 
   __device__ __forceinline__ Part(const DeltaParams& p, const char* shared)
@@ -409,38 +441,56 @@ template <class T, int DIM> struct Part {
   __device__ __forceinline__ unsigned stage(int i) const { return base + In::STAGE + i % p.stages * In::STAGE_BYTES; }
 
   // fetch starts copies of the i-th chunk of the chain, and of its columns of v or dO. M has zeros for them.
-  template <bool REVERSE> __device__ __forceinline__ void fetch(int i) const {
+  template <bool REVERSE> __device__ __forceinline__ void fetch(int i) {
     if (i < chunks) {
       const Chunk c(segment, REVERSE ? chunks - 1 - i : i, b);
-      const long long from = c.of_head(p, head);
       const unsigned to = stage(i);
-      c.load<DIM>(to + In::K, p.k, key_head, 0, p.dim, p.flags & ALIGNED_K);
-      load<ROWS, ROWS, THREADS>(to + In::T, p.t + from * ROWS * ROWS, ROWS, 0, 0, ROWS, ROWS, true);
-      if (REVERSE || p.o.at) {
-        c.load<DIM>(to + In::Q, p.q, key_head, 0, p.dim, p.flags & ALIGNED_Q);
-        load<ROWS, ROWS, THREADS>(to + In::P, p.p + from * ROWS * ROWS, ROWS, 0, 0, ROWS, ROWS, true);
+      const Strided& values = REVERSE ? p.dout : p.v;
+      const bool wide = REVERSE && p.flags & WIDE_DOUT;
+      if (p.flags & ALIGNED_K) {
+        k.copy(to + In::K, c.n);
+      } else {
+        c.load<DIM>(to + In::K, p.k, key_head, 0, p.dim, false);
       }
-      if (front) {
-        load<ROWS, COLS, THREADS>(to + In::V, (const Stored*)p.k.at, 0, 0, 0, 0, 0, true);
-      } else if (REVERSE) {
+      t.copy(to + In::T, ROWS);
+      if (REVERSE || p.o.at) {
+        if (p.flags & ALIGNED_Q) {
+          q.copy(to + In::Q, c.n);
+        } else {
+          c.load<DIM>(to + In::Q, p.q, key_head, 0, p.dim, false);
+        }
+        pairs_of.copy(to + In::P, ROWS);
+      }
+      if (front || (!wide && p.flags & (REVERSE ? ALIGNED_DOUT : ALIGNED_V))) {
+        v.copy(to + In::V, c.n);
+      } else if (wide) {
         c.load_dout<T, COLS>(to + In::V, p, head, col);
       } else {
-        c.load<COLS>(to + In::V, p.v, head, col, p.dim_v, p.flags & ALIGNED_V);
+        c.load<COLS>(to + In::V, values, head, col, p.dim_v, false);
       }
-      for (int j = threadIdx.x; j < int(sizeof(Factors) / 16); j += THREADS) {
-        copy16(to + In::F + j * 16, (const char*)(p.factors + from) + j * 16, true);
-      }
+      if (threadIdx.x < sizeof(Factors) / 16) copy16(to + In::F + threadIdx.x * 16, factors + threadIdx.x * 16, true);
+      factors += (REVERSE ? -1 : 1) * (long long)sizeof(Factors) * p.batch * p.heads;
     }
     copies_commit();
   }
 
   // begin starts the first copies.
-  template <bool REVERSE> __device__ __forceinline__ void begin() const {
+  template <bool REVERSE> __device__ __forceinline__ void begin() {
+    const Chunk c(segment, REVERSE ? chunks - 1 : 0, b);
+    const long long from = c.of_head(p, head), next = REVERSE ? -1 : 1, square = next * p.batch * p.heads * ROWS * ROWS;
+    const Strided& values = REVERSE ? p.dout : p.v;
+    k.set(c.at<Stored>(p.k, key_head, 0, 0), p.k.seq, next * ROWS * p.k.seq, p.dim);
+    q.set(c.at<Stored>(p.q, key_head, 0, 0), p.q.seq, next * ROWS * p.q.seq, p.dim);
+    t.set(p.t + from * ROWS * ROWS, ROWS, square, ROWS);
+    pairs_of.set(p.p + from * ROWS * ROWS, ROWS, square, ROWS);
+    v.set(front ? p.t : c.at<Stored>(values, head, 0, col), values.seq, front ? 0 : next * ROWS * values.seq,
+        front ? 0 : p.dim_v - col);
+    factors = (const char*)(p.factors + from);
     for (int i = 0; i < p.stages - 1; i++) fetch<REVERSE>(i);
   }
 
   // await waits for the i-th chunk of the chain, and for all warps. Then it starts the copies of a later one.
-  template <bool REVERSE> __device__ __forceinline__ const Factors& await(int i) const {
+  template <bool REVERSE> __device__ __forceinline__ const Factors& await(int i) {
     if (p.stages == 1) {
       __syncthreads();
       fetch<REVERSE>(i);
