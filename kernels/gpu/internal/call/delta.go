@@ -99,6 +99,9 @@ func (c *Delta) setParams() {
 			p.Flags |= source.DeltaAligned << i
 		}
 	}
+	if !c.O.IsZero() && c.O.DType() == c.Q.DType() && InPieces(16/c.Q.DType().Size(), c.O) {
+		p.Flags |= source.DeltaPiecesO
+	}
 	for i, x := range []View{c.DO, c.O, c.DQ, c.DK, c.DV} {
 		if x.DType() != c.Q.DType() {
 			p.Flags |= source.DeltaWide << i

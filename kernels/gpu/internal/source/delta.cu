@@ -25,7 +25,8 @@ constexpr int ALIGNED_Q = 1, ALIGNED_K = 2, ALIGNED_V = 4, ALIGNED_DOUT = 8; // 
 constexpr int WIDE_DOUT = 16, WIDE_O = 32, WIDE_DQ = 64, WIDE_DK = 128, WIDE_DV = 256; // float32, whatever q is
 constexpr int MAPS = 512;     // states are maps M | R
 constexpr int KEEP = 1024;    // the chains keep what delta_grads needs
-constexpr int BACKWARD = 2048; // delta_prepare stores P transposed
+constexpr int BACKWARD = 2048;  // delta_prepare stores P transposed
+constexpr int PIECES_O = 4096;  // o has the type of q and aligned pieces
 
 struct DeltaParams {
   Strided q, k, v, g, beta, dout, o, dq, dk, dv, dg, dbeta;
@@ -125,16 +126,16 @@ template <class T, int H, int W, class C> __device__ __forceinline__ void hold(u
   pairs(c, row, col, [=](int i, int j, float x, float y) { put_shared<T>(smem + Operand<H, W>::offset(i, j), x, y); });
 }
 
-// copy_out copies an operand of H by W to rows of dense memory, rows of them.
+// copy_out copies an operand of H by W to aligned memory: so many rows and columns.
 template <class T, int H, int W>
-__device__ __forceinline__ void copy_out(Stored* to, int stride, unsigned smem, int rows) {
+__device__ __forceinline__ void copy_out(Stored* to, long long stride, unsigned smem, int rows, int cols = W) {
   constexpr int PIECE = Operand<H, W>::PIECE, ACROSS = W / PIECE;
   for (int i = threadIdx.x; i < H * ACROSS; i += THREADS) {
     int row = i / ACROSS, col = i % ACROSS * PIECE;
-    if (row >= rows) continue;
+    if (row >= rows || col >= cols) continue;
     float x[4];
     load_shared(smem + Operand<H, W>::offset(row, col), x);
-    *(float4*)(to + (long long)row * stride + col) = make_float4(x[0], x[1], x[2], x[3]);
+    *(float4*)(to + row * stride + col) = make_float4(x[0], x[1], x[2], x[3]);
   }
 }
 
@@ -354,7 +355,7 @@ template <int DIM> struct Chain {
   static constexpr int KEYS = ROWS * DIM * SIZE, PAIRS = ROWS * ROWS * SIZE, VALUES = ROWS * COLS * SIZE;
   static constexpr int K = 0, Q = KEYS, T = 2 * KEYS, P = T + PAIRS, V = P + PAIRS, F = V + VALUES;
   static constexpr int STATE = DIM * COLS * SIZE, STATES = SIZE == 2 ? 2 : 1; // of a chunk and the next
-  static constexpr int S = 0, E = STATES * STATE, STAGE = E + 3 * VALUES, STAGE_BYTES = F + 2048;
+  static constexpr int S = 0, E = STATES * STATE, STAGE = E + (SIZE == 2 ? 4 : 3) * VALUES, STAGE_BYTES = F + 2048;
   static_assert(sizeof(Factors) <= 2048, "room for the factors");
 };
 
@@ -528,10 +529,16 @@ template <class T, int DIM> __device__ __forceinline__ void forward(const DeltaP
   extern __shared__ __align__(1024) char shared[];
   using In = Chain<DIM>;
   Part<T, DIM> x(p, shared);
-  const unsigned right = x.base + In::E, e = right + In::VALUES, scaled = e + In::VALUES;
+  const unsigned right = x.base + In::E, e = right + In::VALUES, scaled = e + In::VALUES, o = scaled + In::VALUES;
+  const bool together = SIZE == 2 && p.flags & PIECES_O; // o goes through shared memory, a step later
+  auto put_o = [&](int i) {
+    const Chunk c(x.segment, i, x.b);
+    copy_out<T, ROWS, COLS>(c.at<Stored>(p.o, x.head, 0, x.col), p.o.seq, o, c.n, x.width);
+  };
   x.template begin<false>();
   for (int i = 0; i < x.chunks; i++) {
     const Factors& f = x.template await<false>(i);
+    if (together && i > 0) put_o(i - 1);
     const Chunk c(x.segment, i, x.b);
     const unsigned in = x.stage(i), s = x.state_at(i);
     Sum<16, 16> y;
@@ -563,13 +570,18 @@ template <class T, int DIM> __device__ __forceinline__ void forward(const DeltaP
       });
       product<T, ROWS>(y, InShared<ROWS, ROWS, false>(in + In::P, x.row),
           InShared<ROWS, COLS, true, 16>(e, x.from_col));
+      if (together) hold<T, ROWS, COLS>(o, y, x.row, x.from_col);
       pairs(y, x.row, x.from_col, [&](int i, int j, float a, float b) {
-        c.put<T>(p.o, p.flags & WIDE_O, x.head, i, x.col + j, p.dim_v, a, b);
+        if (!together) c.put<T>(p.o, p.flags & WIDE_O, x.head, i, x.col + j, p.dim_v, a, b);
       });
     }
     x.scale(f.into[c.n - 1]);
     x.add(in + In::K, scaled);
     x.keep_state(i);
+  }
+  if (together) {
+    __syncthreads();
+    put_o(x.chunks - 1);
   }
   x.finish();
 }

@@ -51,12 +51,15 @@ func (s DeltaShape) PrepareShared() int {
 }
 
 // Chain returns the number of buffers of delta_forward and delta_reverse, given the shared memory of a GPU's blocks in
-// bytes, and their shared memory: k, q, T, P, v and factors of each buffer, a part of the state, twice in 16 bits, and
-// three results of 64 rows.
+// bytes, and their shared memory: k, q, T, P, v and factors of each buffer, a part of the state, and three results of
+// 64 rows. In 16 bits, there are two states and four results.
 func (s DeltaShape) Chain(shared int) (buffers, bytes int) {
 	size, _ := s.sizes()
 	part := 64 * DeltaColumns * size
 	each, own := 2*64*s.Rows()*size+2*64*64*size+part+2048, s.Rows()*DeltaColumns*4+3*part
+	if !s.Float32 {
+		own += part
+	}
 	buffers = max(1, min(3, (shared-own)/each))
 	return buffers, buffers*each + own
 }

@@ -288,12 +288,13 @@ const (
 	DeltaMapped   = 512
 	DeltaKeep     = 1024
 	DeltaBackward = 2048
+	DeltaPiecesO  = 4096
 )
 
 // DeltaFactors is the size of struct Factors of delta.cu, in bytes.
 const DeltaFactors = 5 * 64 * 4
 
-// DeltaMaps has the arguments of delta_compose: the columns of Earlier, since Begin with a summand in Later.
+// DeltaMaps has the arguments of delta_compose: columns of Earlier, since Begin with a summand in Later.
 type DeltaMaps struct {
 	To, Later, Earlier          Strided // Seq: rows of a map
 	Dim, Columns, Begin, Unused int32
