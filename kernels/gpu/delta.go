@@ -14,10 +14,6 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// DeltaWorkspace bounds the workspace of a Delta, in bytes. If a call needs more, it computes some chunks after others.
-// A backward pass then computes states twice.
-const DeltaWorkspace = 2 << 30
-
 // Delta computes the gated delta rule on a GPU: q of float32, bfloat16 or float16, dim up to 256, and any dimV. In 16
 // bits, it rounds factors of products to the type of q. Results have the same bits in every run. It implements
 // delta.Kernel. Only one goroutine may call it.

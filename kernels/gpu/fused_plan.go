@@ -104,4 +104,7 @@ func bucket(n int) int {
 const (
 	LinearWorkspace = 64 << 20 // for matrix products
 	OpsWorkspace    = 32 << 20 // for partial results of the other operations
+	// DeltaWorkspace bounds the workspace of a Delta. If a call needs more, it computes some chunks after others, and a
+	// backward pass then computes states twice.
+	DeltaWorkspace = 2 << 30
 )

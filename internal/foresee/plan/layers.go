@@ -150,6 +150,9 @@ func memoryWith(cfg *config.Config, ranks, copies, slots int, machine machine.Ma
 		m.Context = contextOf(cfg, ranks, machine)
 		m.fused = fusedBytes(cfg, machine, d, batch)
 		m.Workspace = gpu.LinearWorkspace + gpu.OpsWorkspace + m.fused
+		if cfg.Model.Recurs() {
+			m.Workspace += gpu.DeltaWorkspace
+		}
 		m.place(cfg, ranks, machine, d)
 	} else {
 		m.process = processBytes + stagedBytes(flat, machine)

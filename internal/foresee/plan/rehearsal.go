@@ -127,23 +127,22 @@ func (r *rehearsal) mix(p passTime) error {
 // Recur adds the products of a recurrent layer.
 func (r *rehearsal) Recur(_ int, a delta.Args, beside func()) error {
 	beside()
-	r.recur(a, 1)
+	r.recur("delta", a, 1)
 	return nil
 }
 
-// RecurBackward adds those of the gradients, with the forward products again.
+// RecurBackward adds those of the gradients, with the forward ones again.
 func (r *rehearsal) RecurBackward(_ int, a delta.Args, beside func()) error {
 	beside()
-	r.recur(a, 3)
+	r.recur("delta backward", a, 3)
 	return nil
 }
 
-// recur takes 10 C d + 6 d^2 FLOPs of a row and value head, with chunks of C rows.
-func (r *rehearsal) recur(a delta.Args, passes float64) {
+// recur adds 10 C d + 6 d^2 FLOPs of a row and value head, with chunks of C rows, so many times, as one product.
+func (r *rehearsal) recur(op string, a delta.Args, times int) {
 	d := a.K.Len(tensor.Dim)
-	w := cost.Work{Op: "linear", DType: a.Q.DType(), Rows: a.Q.Rows(), In: d,
-		Out: a.V.Len(tensor.Heads) * (5*delta.Chunk + 3*d)}
-	r.spend(passes * r.seconds(w))
+	r.spend(r.seconds(cost.Work{Op: op, DType: a.Q.DType(), Rows: a.Q.Rows(), In: d,
+		Out: times * a.V.Len(tensor.Heads) * (5*delta.Chunk + 3*d)}))
 }
 
 // Forward implements model.Attention.

@@ -58,7 +58,7 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 	}
 	d = Device{
 		Name: s.dev.String(), Stream: s.stream, Copies: s.copies.streams(), Ops: ops, Kernel: kernel, Sinks: ops,
-		Optim: ops, Store: s, Draw: ops.Draw,
+		Delta: gpu.NewDelta(s.stream, s.loader), Optim: ops, Store: s, Draw: ops.Draw,
 		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1,
 		Machine:   o.Machine,
 		NewStream: s.further.maker(s.newStream), NewClock: s.clock,

@@ -34,7 +34,7 @@ type Device struct {
 	Ops    model.Ops
 	Kernel attention.Kernel
 	Sinks  attention.Sinks // for what Kernel computes
-	Delta  delta.Kernel    // nil: not supported
+	Delta  delta.Kernel
 	Optim  optim.Device
 	Store  Store
 	// Compute is the type of activations and of the weights used with them.

@@ -57,9 +57,6 @@ func Bytes(cfg *hf.Config, tokens int) (weights, cache int64) {
 func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 	read func(p model.Param, dst []float32) error) (m *Model, err error) {
 	defer device.Caught(&err)
-	if cfg.Recurs() && dev.Delta == nil {
-		return nil, fmt.Errorf("%s has no kernels for linear attention yet; use the device cpu", dev.Name)
-	}
 	params, err := readParams(ctx, cfg, dev, read)
 	if err != nil {
 		return nil, err

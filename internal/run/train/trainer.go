@@ -263,9 +263,6 @@ func (t *Trainer) build(o *Options) (err error) {
 	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.sent, Mover: t.dev.Ops, Stream: t.dev.Stream,
 		Arena: workspace},
 		cfg, nil, t.mesh.context.Rank())
-	if shape.Recurs() && t.dev.Delta == nil {
-		return fmt.Errorf("%s has no kernels for linear attention yet; set device to cpu", t.dev.Name)
-	}
 	t.att.recur = newRecur(t.att.ring, t.dev.Delta, t.dev.Ops, shape)
 	if t.share.label.ring = t.att.ring; t.att.recur != nil {
 		t.share.label.scan = t.att.scan
