@@ -20,7 +20,7 @@ func (s DeltaShape) Program() Program {
 	_, slice := s.sizes()
 	p := Program{Name: "delta", File: "delta.cu", Defines: defines(define{"SLICE", slice},
 		define{"INLINE_TILES", FlashTiles}, define{"BM", 64}),
-		Entries: []Entry{{"delta_grads_bf16", 64, why}, {"delta_grads_fp16", 64, why}}}
+		Entries: []Entry{{"delta_grads_bf16", 128, why}, {"delta_grads_fp16", 128, why}}}
 	if s.Float32 {
 		p.Name, p.Defines = "delta_fp32", append(p.Defines, "FLOAT32=1")
 		p.Entries = []Entry{{"delta_grads_fp32", 256, why}}
