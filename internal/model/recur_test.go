@@ -6,7 +6,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// alone is the Recurrence of a rank without others: each segment is a document.
+// An alone implements Recurrence for a rank without others: each segment is a document.
 type alone struct {
 	kernel   delta.Kernel
 	ops      Ops

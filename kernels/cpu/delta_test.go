@@ -38,7 +38,7 @@ func TestDelta(t *testing.T) {
 	})
 }
 
-// TestDeltaElsewhere checks that views outside host memory are errors, except those that a call does not use.
+// TestDeltaElsewhere checks that views outside host memory are errors, except views that a call does not use.
 func TestDeltaElsewhere(t *testing.T) {
 	k, here, far := newCPU(t).Delta(), tensor.NewHostArena(1<<20), tensor.NewMeter()
 	rows := func(dim int) tensor.View { return here.Alloc(tensor.F32, 1, 8, 1, dim) }

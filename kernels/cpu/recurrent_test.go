@@ -77,7 +77,7 @@ func TestRecurrentFaults(t *testing.T) {
 	settle(t, c)
 }
 
-// apart returns a view of x's shape whose elements are not neighbours.
+// apart returns a view of x's shape with gaps between its elements.
 func apart(x tensor.View) tensor.View {
 	s := x.Shape()
 	return tensor.NewView(tensor.NewHost(int64(8*x.Size())), x.DType(), 0, s,

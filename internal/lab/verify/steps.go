@@ -331,7 +331,8 @@ func eachPiece(n int, vectors [][]part, f func(pieces [][]float32)) error {
 }
 
 // compareRope compares rotated keys of uniform tokens with the key at position 0, rotated by the config's frequencies.
-// Stretched tables other than linear ones are left out, and layers above a recurrent one, whose states are not equal.
+// Stretched tables other than linear ones are left out, and layers above a recurrent one: its
+// states differ.
 func (r *Report) compareRope(cfg *config.Config, one *Side) {
 	tolerance := 1e-2 // attention over equal values rounds
 	if r.Tolerance > 1e-3 {

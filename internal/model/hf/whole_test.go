@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// whole writes a larger model around that of a fixture, with tensors of images and of further tokens, and returns its
+// whole writes a larger model around a fixture, with tensors of images and of further tokens, and returns its
 // directory.
 func whole(t *testing.T, fixture string, outer map[string]any, rename func(string) string) string {
 	t.Helper()
@@ -128,7 +128,7 @@ func sameTensorBytes(t *testing.T, dir, out string) {
 	}
 }
 
-// Keys of the run are in text_config of the export, and those that the outer file has are in both.
+// Keys of the run are in text_config of the export, and keys of the outer file in both.
 func TestKeysOfALargerModelFollowTheRun(t *testing.T) {
 	dir := whole(t, "qwen3_5_text", map[string]any{"model_type": "qwen3_5", "eos_token_id": 7, "torch_dtype": "bfloat16"},
 		func(name string) string { return name })

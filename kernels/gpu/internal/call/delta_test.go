@@ -18,7 +18,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// hostDelta runs the kernels of the gated delta rule on a host, with so many bytes of workspace.
+// hostDelta runs the kernels of the gated delta rule on a host, with a limit of workspace in bytes.
 type hostDelta struct {
 	*host
 	shared    int // bytes of a block
@@ -77,7 +77,7 @@ func (h *hostDelta) Compose(dst, later, earlier View) error {
 	return h.start("delta", "delta_compose", grid, [2]int{source.DeltaThreads, 1}, shared, argumentsOf(&p))
 }
 
-// newDeltaRig returns a rig with so many bytes of shared memory for a block, and of workspace.
+// newDeltaRig returns a rig with limits of a block's shared memory and of workspace, in bytes.
 func newDeltaRig(t testing.TB, shared int, most int64) deltatest.Rig {
 	h := &hostDelta{host: newHostOf(t, 1<<30), shared: shared, most: most}
 	return deltatest.Rig{Kernel: h, Upload: func(v View) View {
@@ -103,14 +103,14 @@ func TestDelta(t *testing.T) {
 	}
 }
 
-// TestDeltaWaves checks calls whose workspace has room for one chunk, on GPUs with little shared memory.
+// TestDeltaWaves checks calls with workspace for one chunk, on GPUs with little shared memory.
 func TestDeltaWaves(t *testing.T) {
 	c := deltatest.Case{Name: "waves", Batch: 1, KeyHeads: 1, Heads: 1, Dim: 15, DimV: 5,
 		Segments: []delta.Segment{{Lo: 0, Hi: 150}, {Lo: 150, Hi: 170}}, Decay: 0.05, Beta: 1}
 	deltatest.Check(t, newDeltaRig(t, source.SmallShared, 1), c, tensor.BF16)
 }
 
-// TestDeltaTypes checks that dO and results in float32 and in bfloat16 are equal but for rounding.
+// TestDeltaTypes checks that dO and results in float32 and in bfloat16 are equal, except for rounding.
 func TestDeltaTypes(t *testing.T) {
 	rig, rng := newDeltaRig(t, 227<<10, 1<<30), rand.New(rand.NewPCG(1, 2))
 	const seq, dim, dimV = 70, 16, 16
