@@ -238,9 +238,9 @@ var within = map[string]curveError{"fp32": {6e-5, 4e-5}, "bf16": {1.3e-2, 5e-2},
 	"families": {1e-5, 1e-5},
 	// Of two forms of the rule in transformers, the norms differ by 4e-5.
 	"linear": {1e-5, 1e-4},
-	// Of these models, weights in bfloat16 under float32 masters change losses in transformers by up to 0.019. Norms are
-	// those of a few heads with nearly no length.
-	"linear bf16": {3e-2, 3}}
+	// Of these models, weights in bfloat16 under float32 masters change losses in transformers by up to 0.019. Norms
+	// follow a few heads with nearly no length, so they are not compared.
+	"linear bf16": {3e-2, math.Inf(1)}}
 
 // worse returns the larger errors of two curves.
 func (c curveError) worse(d curveError) curveError {

@@ -30,7 +30,7 @@ struct DeltaParams {
   Segment segments[SEGMENTS];
 };
 
-// Factors are those of rows: beta, D(i, before), D(last, i), and the sums of g. They are 0 since the segment's end.
+// Factors belong to rows: beta, D(i, before), D(last, i), and the sums of g. They are 0 since the segment's end.
 struct Factors {
   float beta[ROWS], into[ROWS], out[ROWS];
   double sum[ROWS];
@@ -50,7 +50,7 @@ template <class In> __device__ __forceinline__ float element(const In& in, int o
   return load_shared(in.smem + (In::TRANS ? At::offset(k, in.at + outer) : At::offset(in.at + outer, k)));
 }
 
-// product adds A B, over K, to c, whose operands are as those of multiply.
+// product adds A B, over K, to c. Its operands are as in multiply.
 template <class T, int K, class C, class A, class B>
 __device__ __forceinline__ void product(C& c, const A& a, const B& b) {
   const int lane = threadIdx.x % 32;
@@ -116,7 +116,7 @@ template <class T, int H, int W, class C> __device__ __forceinline__ void hold(u
   pairs(c, row, col, [=](int i, int j, float x, float y) { put_shared<T>(smem + Operand<H, W>::offset(i, j), x, y); });
 }
 
-// copy_out copies an operand of H by W to aligned memory: so many rows and columns.
+// copy_out copies an operand of H by W to aligned memory, with these numbers of rows and columns.
 template <class T, int H, int W>
 __device__ __forceinline__ void copy_out(Stored* to, long long stride, unsigned smem, int rows, int cols = W) {
   constexpr int PIECE = Operand<H, W>::PIECE, ACROSS = W / PIECE;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void copy_out(Stored* to, long long stride, unsigned 
   }
 }
 
-// put_pair stores two neighbours, of which left exist, as one word if it is aligned.
+// put_pair stores the first left of two neighbours, as one word if it is aligned.
 template <class T> __device__ __forceinline__ void put_pair(T* to, int left, float x, float y) {
   if (left > 1 && (size_t)to % (2 * sizeof(T)) == 0) {
     if constexpr (sizeof(T) == 4) {
@@ -199,7 +199,7 @@ struct Chunk {
     }
   }
 
-  // put stores two neighbours of a row, of which those since dim do not exist.
+  // put stores two neighbours of a row, unless they are at dim or beyond.
   template <class T>
   __device__ __forceinline__ void put(
       const Strided& s, bool wide, int head, int row, int col, int dim, float x, float y) const {

@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(128) route(float* weight, int* choi
 __device__ __forceinline__ bool counted(const int* tokens, int row) { return !tokens || tokens[row] >= 0; }
 
 // route_backward has a warp for each row too. With s the scores, f the factor and d the divisor of the weights:
-// ds = f/d * (dw - sum(dw*s)/d), where the sum is 0 unless weights are normalised; then ds*s*(1-s) for the sigmoid, or
+// ds = f/d * (dw - sum(dw*s)/d); the sum is 0 unless weights are normalised; then ds*s*(1-s) for the sigmoid, or
 // s*(ds - sum(ds*s)) for the softmax. The last sum is 0 for normalised weights.
 template <class T> __device__ __forceinline__ void route_backward(T* dlogits, const float* dweight, const int* choice,
     const float* logits, const float* dshare, const int* tokens, int rows, int n, int k, const Router& r) {
