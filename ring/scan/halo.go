@@ -2,7 +2,6 @@ package scan
 
 import (
 	"fmt"
-	"path"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/ring"
@@ -59,8 +58,7 @@ func (s *Scan) exchange(label string, send, recv []comm.Message) error {
 	if len(send)+len(recv) == 0 {
 		return nil
 	}
-	defer s.Stream.Label(s.Label)
-	s.Stream.Label(path.Join(s.Label, label))
+	defer s.label(label)()
 	moving, err := s.Comm.Exchange(send, recv)
 	if err != nil {
 		return fmt.Errorf("%s: %w", label, err)

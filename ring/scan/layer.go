@@ -10,12 +10,12 @@ import (
 func (s *Scan) Forward(a delta.Args, x *States, beside func()) error {
 	err := s.hand(a, &x.Forward, a.State, beside, func(some delta.Args, maps View) error {
 		some.Maps = maps
-		return s.Kernel.Summarize(some)
+		return s.rule(s.Kernel.Summarize, some)
 	})
 	if err != nil {
 		return err
 	}
-	return s.Kernel.Forward(a)
+	return s.rule(s.Kernel.Forward, a)
 }
 
 // Backward sets the gradients of the inputs, given a.State and a.DO.
@@ -25,12 +25,18 @@ func (s *Scan) Backward(a delta.Args, x *States, beside func()) error {
 	a.DState = s.Arena.Alloc(a.State.DType(), shape[:]...)
 	err := s.hand(a, &x.Backward, a.DState, beside, func(some delta.Args, maps View) error {
 		some.DMaps = maps
-		return s.Kernel.SummarizeBackward(some)
+		return s.rule(s.Kernel.SummarizeBackward, some)
 	})
 	if err != nil {
 		return err
 	}
-	return s.Kernel.Backward(a)
+	return s.rule(s.Kernel.Backward, a)
+}
+
+// rule calls the kernel. Traces show its work apart from the exchange of states.
+func (s *Scan) rule(call func(delta.Args) error, a delta.Args) error {
+	defer s.label("delta rule")()
+	return call(a)
 }
 
 // hand sets states, given a function that computes the maps of some segments.

@@ -62,11 +62,11 @@ func (s *Scan) Begin(states, maps View, p *Pass) (*Moving, error) {
 	}
 	heads, dim, dimV := states.Len(tensor.Seq), states.Len(tensor.Heads), states.Len(tensor.Dim)
 	x.work = s.Arena.Alloc(states.DType(), (p.Slots-len(p.Maps))*x.batch, heads, dim, dim+dimV)
+	defer s.label(round(0))()
 	for _, r := range p.Results {
 		result := x.view(Slot{At: r.Map}).Slice(tensor.Dim, dim, dim+dimV)
 		s.Mover.Copy(x.view(Slot{State: true, At: r.State}), result)
 	}
-	defer s.Stream.Label(s.Label)
 	return x, x.exchange(0)
 }
 
@@ -74,6 +74,7 @@ func (s *Scan) Begin(states, maps View, p *Pass) (*Moving, error) {
 func (x *Moving) Finish() error {
 	defer x.Stream.Label(x.Label)
 	for i := range x.pass.Rounds {
+		x.label(round(i))
 		if i > 0 {
 			if err := x.exchange(i); err != nil {
 				return err
@@ -84,7 +85,7 @@ func (x *Moving) Finish() error {
 		}
 		for _, c := range x.pass.Rounds[i].Compose {
 			if err := x.Kernel.Compose(x.view(c.Dst), x.view(c.Later), x.view(c.Earlier)); err != nil {
-				return fmt.Errorf("states, round %d: %w", i, err)
+				return fmt.Errorf("%s: %w", round(i), err)
 			}
 		}
 	}
@@ -95,20 +96,26 @@ func (x *Moving) Finish() error {
 }
 
 // exchange begins the transfers of a round.
-func (x *Moving) exchange(round int) (err error) {
-	if x.came = nil; round >= len(x.pass.Rounds) {
+func (x *Moving) exchange(i int) (err error) {
+	if x.came = nil; i >= len(x.pass.Rounds) {
 		return nil
 	}
-	r := &x.pass.Rounds[round]
-	label := fmt.Sprintf("states round %d", round)
-	x.Stream.Label(path.Join(x.Label, label))
+	r := &x.pass.Rounds[i]
 	if len(r.Send)+len(r.Recv) > 0 {
 		if x.came, err = x.Comm.Exchange(x.messages(r.Send), x.messages(r.Recv)); err != nil {
-			return fmt.Errorf("%s: %w", label, err)
+			return fmt.Errorf("%s: %w", round(i), err)
 		}
 	}
 	return nil
 }
+
+// label names later work for traces, until the returned call.
+func (s *Scan) label(part string) (end func()) {
+	s.Stream.Label(path.Join(s.Label, part))
+	return func() { s.Stream.Label(s.Label) }
+}
+
+func round(i int) string { return fmt.Sprintf("states round %d", i) }
 
 func (x *Moving) messages(moves []Move) (list []comm.Message) {
 	for _, m := range moves {

@@ -420,6 +420,24 @@ func TestWhoWaitedForWhom(t *testing.T) {
 	}
 }
 
+// The time of a rule and the waits for its states are apart from those of attention.
+func TestTimeOfARule(t *testing.T) {
+	of := func(name, part string, took float64) metrics.Slice {
+		return metrics.Slice{Lane: "compute", Name: name, Label: "step 1/forward/layer 0/" + part, Took: took}
+	}
+	r := Run{Slices: []metrics.Slice{of("delta summarize", "delta rule", 1), of("wait", "states round 0", 2),
+		of("delta compose", "states round 1", 3), of("delta forward", "delta rule", 4), of("wait", "hop 1 owner 3", 5),
+		of("attention forward", "hop 1 owner 3", 6), of("wait", "halo", 7), of("wait", "halo gradients", 8)}}
+	spans, _, ranks := r.lastStep()
+	for kind, want := range map[pieceKind]string{rule: "[delta rule states round 1] [5 3]", attention: "[hop 1] [6]",
+		waiting: "[states round 0 hop 1 halo halo gradients] [2 5 7 8]"} {
+		v := hopTimes(kind, spans, ranks)
+		if got := fmt.Sprint(v.X.Text, v.Panels[0].Series[0].Lo); got != want {
+			t.Errorf("%s takes %s, want %s", kindNames[kind], got, want)
+		}
+	}
+}
+
 func TestStateOfAnEarlyStop(t *testing.T) {
 	r := &Run{Steps: []metrics.Step{{Step: 4}, {Step: 5, EarlyStop: true}}, Plan: &Plan{}}
 	if got := r.state(); got != "done, ended early at step 5" {

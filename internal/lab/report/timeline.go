@@ -25,10 +25,11 @@ const (
 	attention
 	waiting
 	transfer
+	rule
 	kinds
 )
 
-var kindNames = [kinds]string{"other work", "attention", "waiting for another rank", "transfer"}
+var kindNames = [kinds]string{"other work", "attention", "waiting for another rank", "transfer", "delta rule"}
 
 // A span is a piece of a step, or several joined pieces.
 type span struct {
@@ -46,6 +47,8 @@ func kindOf(s metrics.Slice) (k pieceKind, ok bool) {
 		return waiting, true
 	case s.Lane == "compute" && strings.HasPrefix(s.Name, "attention"):
 		return attention, true
+	case s.Lane == "compute" && strings.HasPrefix(s.Name, "delta "):
+		return rule, true
 	case s.Lane == "compute":
 		return compute, true
 	case strings.Contains(s.Lane, "comm") && s.Name != "wait":
@@ -78,15 +81,13 @@ func newSpan(s metrics.Slice, kind pieceKind) span {
 	return sp
 }
 
-// hopOf returns the part "hop 1" or "gradients home" of a label; "" if it has none.
+var hopPart = regexp.MustCompile(
+	`(?:^|/)(hop \d+|gradients home|delta rule|states round \d+|halo gradients|halo)(?: |/|$)`)
+
+// hopOf returns the part of a label that names a hop of attention or a part of a layer with a state; "" if it has none.
 func hopOf(label string) string {
-	for part := range strings.SplitSeq(label, "/") {
-		switch f := strings.Fields(part); {
-		case len(f) > 1 && f[0] == "hop":
-			return "hop " + f[1]
-		case part == "gradients home":
-			return part
-		}
+	if m := hopPart.FindStringSubmatch(label); m != nil {
+		return m[1]
 	}
 	return ""
 }
@@ -116,11 +117,12 @@ func (p *page) timeline(r *Run) {
 		Section: timeline,
 		Caption: "Seconds over all layers, forward and backward. If one rank has slow attention, others show it as " +
 			"waiting.",
-		Views: []view{hopTimes(attention, spans, ranks), hopTimes(waiting, spans, ranks)}})
+		Views: []view{hopTimes(attention, spans, ranks), hopTimes(rule, spans, ranks),
+			hopTimes(waiting, spans, ranks)}})
 	p.figure(&figure{Title: fmt.Sprintf("Who waited for whom in step %d%s", step, r.suffix), Kind: "heat",
 		Section: timeline,
-		Caption: "Seconds in which the rank of the row waited for keys, values or gradients from the rank of the " +
-			"column. Waits in collectives have no single sender and are not shown.",
+		Caption: "Seconds in which the rank of the row waited for keys, values, states or gradients from the rank of " +
+			"the column. Waits in collectives have no single sender and are not shown.",
 		Views: []view{waitsFor(spans, ranks)}})
 }
 

@@ -134,13 +134,18 @@ func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 // A trace labels all work of a step, with the peers and bytes of every transfer and the peer of every wait.
 func TestTraceTellsAStory(t *testing.T) {
 	for _, shard := range []string{"optimizer", "parameters"} {
-		t.Run(shard, func(t *testing.T) { traced(t, shard) })
+		t.Run(shard, func(t *testing.T) { traced(t, shard, nil) })
 	}
+	t.Run("hybrid", func(t *testing.T) {
+		traced(t, "optimizer", hybrid, "delta rule", "states round 0", "states round 1", "halo", "halo gradients")
+	})
 }
 
-func traced(t *testing.T, shard string) {
+// traced trains a model whose layers also have some parts beside hops.
+func traced(t *testing.T, shard string, model []string, also ...string) {
 	dir := t.TempDir()
-	cfg := load(t, tiny, 3, "log.trace_steps=2", "memory.shard="+shard, "data.pack_documents=true", "parallel.layout=zigzag")
+	cfg := load(t, tiny, 3, append(model, "log.trace_steps=2", "memory.shard="+shard, "data.pack_documents=true",
+		"parallel.layout=zigzag")...)
 	mustRun(t, cfg, 3, train.Options{RunDir: dir})
 	text, err := os.ReadFile(filepath.Join(dir, "logs", "trace-rank-0001.json"))
 	if err != nil {
@@ -155,8 +160,10 @@ func traced(t *testing.T, shard string) {
 	if err := json.Unmarshal(text, &file); err != nil {
 		t.Fatal(err)
 	}
+	inLayer := "/(" + strings.Join(append(also, `hop \d owner \d`, "gradients home"), "|") + ")"
 	labels := regexp.MustCompile(
-		`^step [12](/(forward|backward)/(embedding|head|layer [01](/(hop \d owner \d|gradients home))?)|/optimizer)?$|^weights$`)
+		`^step [12](/(forward|backward)/(embedding|head|layer [0-2](` + inLayer + `)?)|/optimizer)?$|^weights$`)
+	part := regexp.MustCompile(`layer \d` + inLayer + "$")
 	peers := regexp.MustCompile(`^(\d+ bytes (to|from) rank [02](, )?)+$|^\d+ bytes over 3 ranks$`)
 	exchanges, waits := 0, 0
 	parts, lanes := map[string]bool{}, map[string]bool{}
@@ -177,9 +184,13 @@ func traced(t *testing.T, shard string) {
 				t.Errorf("%s is told as %q", e.Name, e.Args.Detail)
 			}
 		}
-		if e.Name == "wait" && strings.HasPrefix(e.Args.Detail, "exchange: ") &&
-			strings.Contains(e.Args.Detail, "from rank") {
+		waited := e.Name == "wait" && strings.HasPrefix(e.Args.Detail, "exchange: ") &&
+			strings.Contains(e.Args.Detail, "from rank")
+		if waited {
 			waits++
+		}
+		if (waited || strings.HasPrefix(e.Name, "delta ")) && !part.MatchString(e.Args.Label) {
+			t.Errorf("%s, %q, is of no part of %q", e.Name, e.Args.Detail, e.Args.Label)
 		}
 	}
 	if exchanges == 0 || waits == 0 {
@@ -191,8 +202,8 @@ func traced(t *testing.T, shard string) {
 			t.Errorf("no %s among %v", lane, lanes)
 		}
 	}
-	for _, part := range []string{"step 1", "step 2", "forward", "backward", "optimizer", "embedding", "layer 1",
-		"head"} {
+	for _, part := range append(also, "step 1", "step 2", "forward", "backward", "optimizer", "embedding", "layer 1",
+		"head") {
 		if !parts[part] {
 			t.Errorf("no slice %q around the work", part)
 		}
