@@ -147,6 +147,8 @@ func (l *loader) decodeKey(k *key) {
 			return // set by config.json
 		case !l.ok(k.path):
 			return // given under another name
+		case k.def == "" && isModel && !k.json.Needed(l.cfg.Model.Architecture):
+			return // Derive sets it
 		case k.def == "" && isModel:
 			l.add(k.path, "missing; write it, or set model.from")
 			return

@@ -51,7 +51,8 @@ const (
 var ConfigKeys = []ConfigKey{
 	{Name: "vocab_size", Min: 1, Doc: "rows of the embedding"},
 	{Name: "hidden_size", Min: 1, Doc: "width of the residual stream"},
-	{Name: "intermediate_size", Min: 1, Doc: "width of the gated MLP"},
+	{Name: "intermediate_size", Min: 1,
+		Doc: "width of the gated MLP; not needed in qwen3_5_moe_text, which has experts in all layers"},
 	{Name: "num_hidden_layers", Min: 1, Max: maxLayers, Doc: "transformer layers"},
 	{Name: "num_attention_heads", Min: 1, Max: maxHeads, With: "hidden_size head_dim", Doc: "query heads"},
 	{Name: "num_key_value_heads", Default: "null", Derived: true, off: true, Min: 1, Max: maxHeads,
@@ -236,6 +237,12 @@ func (k *ConfigKey) in(f *Family) bool {
 		return k.has(f)
 	}
 	return k.lacks == "" || slices.Contains(f.Keys, strings.TrimPrefix(k.Name, ropePrefix))
+}
+
+// Needed reports whether train.yaml must have the key in a family: Derive has no value for it either.
+func (k *ConfigKey) Needed(family string) bool {
+	f := families[family]
+	return k.Default == "" && (f == nil || f.Interval == 0 || isZero(k.Field(&f.Defaults)))
 }
 
 // zeroIsValid reports whether a model may have zero for the key: none, or a default.

@@ -142,12 +142,13 @@ func readHybrid(c *Config, o object) {
 	}
 }
 
-// deriveHybrid sets absent keys of linear layers to those of transformers.
+// deriveHybrid sets absent keys of hybrids to those of transformers.
 func (c *Config) deriveHybrid(f *Family) {
 	if len(c.LayerTypes) == 0 {
 		c.LayerTypes = attentionEach(c.NumHiddenLayers, f.Interval)
 	}
 	d := f.Defaults
+	c.IntermediateSize = cmp.Or(c.IntermediateSize, d.IntermediateSize)
 	c.LinearConvKernelDim = cmp.Or(c.LinearConvKernelDim, d.LinearConvKernelDim)
 	c.LinearKeyHeadDim = cmp.Or(c.LinearKeyHeadDim, d.LinearKeyHeadDim)
 	c.LinearValueHeadDim = cmp.Or(c.LinearValueHeadDim, d.LinearValueHeadDim)
