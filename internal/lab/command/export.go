@@ -133,7 +133,7 @@ func (o *ExportOptions) saying(brought []hf.Companion, without error) {
 // adapter writes the adapter of a run.
 func (o *ExportOptions) adapter(cfg *config.Config, c *checkpoint.Checkpoint,
 	read func(hf.Tensor, int64, []float32) error) error {
-	if w := cfg.Model.Wrapper; w != "" {
+	if w := cfg.Model.Wrapper; w != "" && !cfg.Model.Family().Whole {
 		return inputf("peft names the layers of a %s in another way, and would ignore the adapter of its text model; add "+
 			"--merge, which writes the whole model", w)
 	}
@@ -160,6 +160,10 @@ func (o *ExportOptions) adapter(cfg *config.Config, c *checkpoint.Checkpoint,
 		fmt.Fprintf(o.Stdout, "the run changed %s of the base; %s holds them: load the base with "+
 			"config=AutoConfig.from_pretrained(%q)\n", strings.Join(changed, ", "),
 			terminal.Name(filepath.Join(o.To, "config.json")), o.To)
+	}
+	if w := cfg.Model.Wrapper; w != "" {
+		fmt.Fprintf(o.Stdout, "note: load the base with AutoModelForCausalLM: peft ignores the adapter in a %s with images; "+
+			"--merge serves both\n", w)
 	}
 	if n := cfg.Model.VocabSize; cfg.Model.FileVocab > 0 {
 		fmt.Fprintf(o.Stdout, "note: before peft loads it, resize the base: model.resize_token_embeddings(%d)\n", n)
