@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "rewrite the pictures in docs/concepts")
 func TestPictures(t *testing.T) {
 	for name, draw := range map[string]func(*testing.T) *canvas{
 		"cover": drawCover, "ring": drawRing, "zigzag": drawZigzag, "allgather": drawAllGather, "ulysses": drawUlysses,
-		"hierarchical": drawHierarchical, "documents": drawDocuments, "windows": drawWindows,
+		"hierarchical": drawHierarchical, "documents": drawDocuments, "windows": drawWindows, "states": drawStates,
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, file := draw(t).svg(), filepath.Join("..", "docs", "concepts", name+".svg")
