@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"cmp"
 	"math"
 )
 
@@ -51,12 +52,7 @@ func (m *Model) move(pair string, r *route, bytes int64, messages int) float64 {
 	return more + max(start, float64(bytes)/math.Exp(rate))*m.slowLinks
 }
 
-func (m *Model) linkTimes() float64 {
-	if m.job.LinkTimes > 0 {
-		return math.Log(m.job.LinkTimes)
-	}
-	return 0
-}
+func (m *Model) linkTimes() float64 { return math.Log(cmp.Or(m.job.LinkTimes, 1)) }
 
 // link finds the curve of a call: for the number of ranks of the job, else for the most ranks. In a table without other
 // hosts, the curves of one host replace theirs. nil: there is none.
@@ -72,9 +68,10 @@ func (m *Model) link(pair, call string) *route {
 			}
 		}
 		if ok {
-			r := &route{grid: m.links[best], ranks: best.ranks, least: m.least[best]}
-			for _, v := range r.spots {
-				r.peak = max(r.peak, math.Exp(v))
+			r := &route{grid: m.links[best], ranks: best.ranks, least: math.Inf(1)}
+			for s, v := range r.spots {
+				rate := math.Exp(v)
+				r.least, r.peak = min(r.least, math.Exp2(s[0])/rate), max(r.peak, rate)
 			}
 			return r
 		}

@@ -34,10 +34,8 @@ type Model struct {
 	products map[productKey]*grid
 	passes   map[productKey]*grid
 	links    map[linkKey]*grid
-	least    map[linkKey]float64
 	// Exchanges with ranks of the same host, and of others; nil: not measured.
 	toSame, toOther *route
-	copies          *grid // of passes: that of copies
 	set             *Set
 }
 
@@ -67,7 +65,7 @@ func (t *Table) For(job Job) *Model {
 	m := &Model{
 		job: job, slow: 1, slowLinks: 1, flops: cmp.Or(job.FLOPs, 1), memory: cmp.Or(job.Memory, 1), set: s,
 		kernels: map[attentionKey]*kernel{}, products: map[productKey]*grid{}, passes: map[productKey]*grid{},
-		links: map[linkKey]*grid{}, least: map[linkKey]float64{},
+		links: map[linkKey]*grid{},
 	}
 	if job.Cores > 0 {
 		// Ranks share all cores, however few they are, so that they are as much slower as they are more.
@@ -86,14 +84,9 @@ func (t *Table) For(job Job) *Model {
 		put(m.passes, productKey{p.Op, p.DType}, at(float64(p.Bytes)), math.Log(float64(p.Bytes)/p.Seconds))
 	}
 	for _, l := range far.Links {
-		k := linkKey{l.Pair, l.Call, l.Ranks}
-		put(m.links, k, at(float64(l.Bytes)), math.Log(float64(l.Bytes)/l.Seconds))
-		if old, ok := m.least[k]; !ok || l.Seconds < old {
-			m.least[k] = l.Seconds
-		}
+		put(m.links, linkKey{l.Pair, l.Call, l.Ranks}, at(float64(l.Bytes)), math.Log(float64(l.Bytes)/l.Seconds))
 	}
 	build(m.passes)
-	m.copies = m.pass("copy", "fp32")
 	build(m.links)
 	m.toSame, m.toOther = m.link(SameHost, "exchange"), m.link(OtherHost, "exchange")
 	return m
@@ -184,7 +177,7 @@ func (m *Model) product(w Work) float64 {
 }
 
 // Copy implements planner.Costs.
-func (m *Model) Copy(n int64) float64 { return m.memoryPass(m.copies, n) }
+func (m *Model) Copy(n int64) float64 { return m.memoryPass(m.pass("copy", "fp32"), n) }
 
 // Host implements planner.Costs.
 func (m *Model) Host(calls int) float64 { return float64(calls) * m.set.CallSeconds * m.slow }
