@@ -4,7 +4,6 @@ package plan
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/model"
@@ -142,34 +141,31 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 // hiding returns a change of the asked config or of the ranks that hides the gathers of weights, the least of its kind;
 // "": none does.
 func (p *Plan) hiding(asked *config.Config, ranks int, o Options) string {
-	type change struct {
-		cfg   config.Config
-		ranks int
-		fix   string
-	}
-	var list, longer, fewer []change
-	c := *asked
-	c.Memory.Shard = "gradients"
-	list = append(list, change{c, ranks, "memory.shard gradients"})
+	now := smaller{cfg: *asked, ranks: ranks}
+	list := []smaller{now}
+	list[0].cfg.Memory.Shard, list[0].advice = "gradients", "memory.shard gradients"
 	for f := 2; f <= 32; f *= 2 {
-		c := *asked
-		if c.Data.SeqLen *= f; c.Data.SeqLen <= c.Model.MaxPositionEmbedding {
-			longer = append(longer, change{c, ranks, fmt.Sprintf("data.seq_len of at least %d", c.Data.SeqLen)})
+		s := now
+		if s.cfg.Data.SeqLen *= f; s.cfg.Data.SeqLen <= s.cfg.Model.MaxPositionEmbedding {
+			s.advice = fmt.Sprintf("data.seq_len of at least %d", s.cfg.Data.SeqLen)
+			list = append(list, s)
 		}
-		c = *asked
-		n := asked.Parallel.Context / f
-		if c.Parallel.Context = n; n*f == asked.Parallel.Context && n%c.Parallel.UlyssesDegree(n) == 0 {
-			fewer = append(fewer, change{c, ranks / f, fmt.Sprintf("at most %d ranks", ranks/f)})
+	}
+	for f := 2; f <= 32; f *= 2 {
+		s, n := now, asked.Parallel.Context/f
+		if s.cfg.Parallel.Context = n; n*f == asked.Parallel.Context && n%s.cfg.Parallel.UlyssesDegree(n) == 0 {
+			s.ranks, s.advice = ranks/f, fmt.Sprintf("at most %d ranks", ranks/f)
+			list = append(list, s)
 		}
 	}
 	o.Quick, o.Docs, o.Data, o.Chosen = true, nil, nil, nil
 	on := o.Machine
-	for i, x := range slices.Concat(list, longer, fewer) {
+	for i, x := range list {
 		o.Machine.Hosts = min(on.Hosts, (x.ranks+max(1, on.GPUs)-1)/max(1, on.GPUs))
 		q, err := Make(&x.cfg, x.ranks, o)
 		if err == nil && q.Memory.Fits && q.Estimate.Waits == nil && (i > 0 ||
 			q.Estimate.SecondsPerStep < p.Estimate.SecondsPerStep) {
-			return x.fix
+			return x.advice
 		}
 	}
 	return ""
