@@ -171,7 +171,7 @@ func benchCalibrateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "calibrate",
 		Short: "measure this machine for cprun plan",
-		Long: `Measures the cost table that cprun plan uses, in about a minute (GPUs: three), and stores it in the user's
+		Long: `Measures the cost table that cprun plan uses, in about a minute (GPUs: four), and stores it in the user's
 cache; see docs/planner.md. On a CPU it measures 1 rank, one per core and twice as many, unless --nproc is given; on
 GPUs one rank on each.`,
 		Example: "  cprun bench calibrate\n  cprun bench calibrate --nproc 2 --json table.json",

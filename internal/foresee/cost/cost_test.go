@@ -2,6 +2,7 @@ package cost
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/partition"
@@ -487,6 +489,31 @@ func TestNarrowAndGroupedProducts(t *testing.T) {
 	} {
 		if math.Abs(c.got/c.want-1) > 0.02 {
 			t.Errorf("%s: %v s, want %v", what, c.got, c.want)
+		}
+	}
+}
+
+// A call of the delta rule counts the rows of its segments, and one without segments nothing.
+func TestRecordedRule(t *testing.T) {
+	m := tensor.NewMeter()
+	a := delta.Args{Q: m.Alloc(tensor.BF16, 2, 16, 3, 32), K: m.Alloc(tensor.BF16, 2, 16, 3, 32),
+		V: m.Alloc(tensor.BF16, 2, 16, 6, 8), Segments: []delta.Segment{{Lo: 1, Hi: 4}, {Lo: 5, Hi: 9}}}
+	var got []Work
+	record := Recorder(func(w Work) { got = append(got, w) })
+	for i, call := range []func(delta.Kernel, delta.Args) error{delta.Kernel.Summarize, delta.Kernel.Forward,
+		delta.Kernel.SummarizeBackward, delta.Kernel.Backward} {
+		got = nil
+		none := a
+		none.Segments = nil
+		if err := errors.Join(call(record, a), call(record, none)); err != nil {
+			t.Fatal(err)
+		}
+		want := 2 * 7 * 6 * (10*delta.Chunk*32 + 6*32*32)
+		if i == 3 { // also the gradients of both factors
+			want *= 3
+		}
+		if len(got) != 1 || got[0].FLOPs() != float64(want) {
+			t.Errorf("call %d: %+v; want %d FLOPs", i, got, want)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -22,7 +23,7 @@ type Work struct {
 func (w Work) FLOPs() float64 { return 2 * float64(w.Rows) * float64(w.In) * float64(w.Out) }
 
 // Recorder is a device that computes nothing and reports each operation of a model or an optimizer. So the same code
-// counts the operations for measurements and for predictions. It implements model.Ops and optim.Device.
+// counts the operations for measurements and for predictions. It implements model.Ops, optim.Device and delta.Kernel.
 type Recorder func(Work)
 
 func sizeOf(vs ...View) (n int64) {
@@ -83,11 +84,7 @@ func (r Recorder) AddRMSNorm(y, _, sum, a, b, _ View, _ float64) {
 
 // RMSNormBackward records the gradients of a norm.
 func (r Recorder) RMSNormBackward(dx, _, dy, x, _, _ View, accumulate bool) {
-	n := sizeOf(dx, dy, x)
-	if accumulate { // it also reads dx
-		n += sizeOf(dx)
-	}
-	r.pass("rmsnorm backward", x.DType(), n)
+	r.pass("rmsnorm backward", x.DType(), sizeOf(dx, dy, x, added(dx, accumulate)))
 }
 
 // NormRope records a rotation, of normalised heads where w is given.
@@ -248,12 +245,12 @@ func (r Recorder) Combine(out, _, y, _ View, _ kernels.Pairs) {
 	r.pass("copy", y.DType(), 2*sizeOf(out)+sizeOf(y))
 }
 
-// Conv records a pass over x, which takes the time of a copy.
-func (r Recorder) Conv(y, x, _, _ View, _ []partition.Range) { r.pass("copy", x.DType(), sizeOf(y, x)) }
+// Conv records a pass over x.
+func (r Recorder) Conv(y, x, _, _ View, _ []partition.Range) { r.pass("conv", x.DType(), sizeOf(y, x)) }
 
 // ConvBackward records its gradients.
 func (r Recorder) ConvBackward(dx, _, _, dy, x, _, _ View, _ []partition.Range) {
-	r.pass("copy", x.DType(), sizeOf(dx, dy, x))
+	r.pass("conv backward", x.DType(), sizeOf(dx, dy, x))
 }
 
 // Gates records the decay and the step of each head.
@@ -262,4 +259,33 @@ func (r Recorder) Gates(g, beta, a, b, _, _ View) { r.pass("copy", a.DType(), si
 // GatesBackward records their gradients.
 func (r Recorder) GatesBackward(da, db, _, _, dg, dbeta, g, beta, a, _, _ View) {
 	r.pass("copy", a.DType(), sizeOf(da, db, dg, dbeta, g, beta, a))
+}
+
+// Summarize and the others are as in delta.Kernel.
+func (r Recorder) Summarize(a delta.Args) error { return r.rule("delta summarize", a, 1) }
+
+// Forward records the rule.
+func (r Recorder) Forward(a delta.Args) error { return r.rule("delta forward", a, 1) }
+
+// SummarizeBackward records the maps of gradients.
+func (r Recorder) SummarizeBackward(a delta.Args) error {
+	return r.rule("delta summarize backward", a, 1)
+}
+
+// Backward records the gradients, with the products of Forward again.
+func (r Recorder) Backward(a delta.Args) error { return r.rule("delta backward", a, 3) }
+
+// Compose records nothing: maps are small.
+func (r Recorder) Compose(_, _, _ View) error { return nil }
+
+// rule records products of 10 C d + 6 d^2 FLOPs for each row and value head, in chunks of C rows; and times as many.
+func (r Recorder) rule(op string, a delta.Args, times int) error {
+	d, rows := a.K.Len(tensor.Dim), 0
+	for _, s := range a.Segments {
+		rows += a.Q.Len(tensor.Batch) * s.Len()
+	}
+	if rows > 0 {
+		r(Work{Op: op, DType: a.Q.DType(), Rows: rows, In: d, Out: times * a.V.Len(tensor.Heads) * (5*delta.Chunk + 3*d)})
+	}
+	return nil
 }

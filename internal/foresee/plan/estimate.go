@@ -12,6 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -170,6 +171,7 @@ type step struct {
 
 	rehearsal         *rehearsal
 	calls             int     // that the host queues
+	mapped            int     // most rows of a rank in segments with a successor
 	forward, backward float64 // device seconds of the passes, which reductions may hide behind
 	gathers           float64 // of Gradients: waits for sharded weights
 }
@@ -189,7 +191,8 @@ func (s *step) passes() error {
 	if err != nil {
 		return err
 	}
-	r := &rehearsal{batch: sequences(cfg), tokens: tokens, share: 1, attention: attention}
+	r := &rehearsal{batch: sequences(cfg), tokens: tokens, share: 1, mapped: float64(s.mapped) / float64(tokens),
+		attention: attention}
 	r.seconds = func(w cost.Work) float64 {
 		t := s.costs.Work(w)
 		if s.calls++; w.Rows > 0 {
@@ -318,6 +321,9 @@ func (s *step) attention() (list []layerTimes, err error) {
 	times := map[hf.Mixer]layerTimes{}
 	for _, mixer := range cfg.Model.Mixers() {
 		spec, err := specOf(cfg, s.docs, mixer)
+		if err == nil && cfg.Model.Recurs() {
+			s.mapped, err = mapped(spec.Shape)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -333,6 +339,21 @@ func (s *step) attention() (list []layerTimes, err error) {
 		list = append(list, times[l.Mixer])
 	}
 	return list, nil
+}
+
+// mapped returns the most rows of a rank in segments with a successor, which needs their maps.
+func mapped(s partition.Shape) (int, error) {
+	x, err := partition.NewSegments(s)
+	if err != nil {
+		return 0, err
+	}
+	rows := make([]int, s.Size)
+	for _, doc := range x.Docs {
+		for _, part := range x.All[doc.Lo : doc.Hi-1] {
+			rows[part.Rank] += part.Rows.Len()
+		}
+	}
+	return slices.Max(rows), nil
 }
 
 // longest returns a pass on the rank that ends last. What the host takes is counted for the whole step, in which it is

@@ -31,15 +31,21 @@ func round() *cost.Table {
 		Date: "2026-11-23T00:00:00Z", Sets: []cost.Set{s}}
 }
 
-// on plans a config of examples/bench for GPUs that --assume describes.
+// on plans a llama of 3B parameters for GPUs that --assume describes.
 func on(t *testing.T, assume string, ranks int, set ...string) (*Plan, *config.Config, Options) {
+	t.Helper()
+	return planFile(t, "llama-3.2-3b-128k.yaml", assume, ranks, set...)
+}
+
+// planFile plans a config of examples/bench, and returns it with the options.
+func planFile(t *testing.T, file, assume string, ranks int, set ...string) (*Plan, *config.Config, Options) {
 	t.Helper()
 	m, err := machine.Assume([]string{assume})
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := config.Load("../../../examples/bench/llama-3.2-3b-128k.yaml", config.Options{Ranks: ranks,
-		Hosts: m.Hosts, Device: "cuda", Set: set, NoFiles: true})
+	cfg, err := config.Load("../../../examples/bench/"+file, config.Options{Ranks: ranks, Hosts: m.Hosts, Device: "cuda",
+		Set: set, NoFiles: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,6 +135,9 @@ func TestEstimateHangsTogether(t *testing.T) {
 		if slower := p.Estimate.SecondsPerStep > e.SecondsPerStep; slower != c.slower {
 			t.Errorf("%s: %v s a step, 8 H200 %v", what, p.Estimate.SecondsPerStep, e.SecondsPerStep)
 		}
+	}
+	if p, _, _ := on(t, "gpu=h200,gpus=2", 2, "parallel.layout=striped"); p.Estimate.SecondsPerStep <= 0 {
+		t.Errorf("a striped layout, which has no segments: %+v", p.Estimate)
 	}
 }
 

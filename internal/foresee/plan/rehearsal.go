@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"errors"
+
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/internal/foresee/backend"
@@ -16,8 +18,10 @@ type rehearsal struct {
 	model.Still
 	batch, tokens int
 	share         float64                 // tokens of the run for each rehearsed token
+	mapped        float64                 // share of the tokens in segments with a successor
 	attention     []layerTimes            // by layer
 	seconds       func(cost.Work) float64 // of any other operation on the rehearsed tokens
+	record        cost.Recorder           // spends the seconds of each
 
 	flat       *model.FlatLayout
 	layers     []layer
@@ -58,8 +62,8 @@ func (r *rehearsal) run(cfg *config.Config, m *Memory, d *demand) error {
 	r.flat, r.first, r.all, r.at = flat, flat.Buckets[flat.Embedding()].Size(), flat.Size(), &r.begin
 	opt := m.options(cfg)
 	opt.Hooks.Use, opt.Hooks.Done = r.use, r.done
-	record := cost.Recorder(func(w cost.Work) { r.spend(r.seconds(w)) })
-	err := model.Rehearse(&cfg.Model.Config, opt, r.batch, r.tokens, backend.DType(cfg), record, r)
+	r.record = func(w cost.Work) { r.spend(r.seconds(w)) }
+	err := model.Rehearse(&cfg.Model.Config, opt, r.batch, r.tokens, backend.DType(cfg), r.record, r)
 	r.begin, r.end = r.share*r.begin, r.share*r.end
 	for i := range r.layers {
 		l := &r.layers[i]
@@ -127,22 +131,22 @@ func (r *rehearsal) mix(p passTime) error {
 // Recur adds the products of a recurrent layer.
 func (r *rehearsal) Recur(_ int, a delta.Args, beside func()) error {
 	beside()
-	r.recur("delta", a, 1)
-	return nil
+	return r.rule(a, r.record.Summarize, r.record.Forward)
 }
 
-// RecurBackward adds those of the gradients, with the forward ones again.
+// RecurBackward adds those of the gradients.
 func (r *rehearsal) RecurBackward(_ int, a delta.Args, beside func()) error {
 	beside()
-	r.recur("delta backward", a, 3)
-	return nil
+	return r.rule(a, r.record.SummarizeBackward, r.record.Backward)
 }
 
-// recur adds 10 C d + 6 d^2 FLOPs of a row and value head, with chunks of C rows, so many times, as one product.
-func (r *rehearsal) recur(op string, a delta.Args, times int) {
-	d := a.K.Len(tensor.Dim)
-	r.spend(r.seconds(cost.Work{Op: op, DType: a.Q.DType(), Rows: a.Q.Rows(), In: d,
-		Out: times * a.V.Len(tensor.Heads) * (5*delta.Chunk + 3*d)}))
+// rule adds the calls over the segments with a successor, which needs their maps, and over all.
+func (r *rehearsal) rule(a delta.Args, some, all func(delta.Args) error) error {
+	n := a.Q.Len(tensor.Seq)
+	a.Segments = []delta.Segment{{Hi: int(r.mapped * float64(n))}}
+	err := some(a)
+	a.Segments[0].Hi = n
+	return errors.Join(err, all(a))
 }
 
 // Forward implements model.Attention.

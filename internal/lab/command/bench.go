@@ -457,23 +457,32 @@ func (o *BenchOptions) calibrate(ctx context.Context, r *bench.Report, name stri
 		s.Share(runtime.NumCPU() / r.Ranks)
 		s.TransfersOnly = share
 	}
-	dtype, err := bench.DType(s.DType, o.machine.IsCPU())
-	if err != nil {
-		return 0, &InputError{err}
-	}
-	_, err = backend.Select(o.machine, 0, backend.Request{
-		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: s.Backend},
-		Of:       "calibration",
-		Params: backends.Params{
-			DType: dtype, Batch: 1, SeqQ: s.Sizes[0], SeqKV: s.Sizes[0], Heads: s.Heads, KVHeads: s.KVHeads,
-			HeadDim: s.Dims[0], HeadDimV: s.Dims[0], Causal: true, WindowLeft: -1, Training: true,
-		},
-	})
-	if err != nil {
+	if err := supported(s, o.machine); err != nil {
 		return 0, &InputError{err}
 	}
 	res, err := o.collect(ctx, r, bench.Task{Machine: o.machine, Calibrate: s})
 	return res.ExitCode, errors.Join(err, res.Err)
+}
+
+// supported drops head dims that the backend of s refuses on a machine. It returns an error if none is left.
+func supported(s *bench.CalibrateSpec, on machine.Machine) error {
+	dtype, refused := bench.DType(s.DType, on.IsCPU())
+	s.Dims = slices.DeleteFunc(s.Dims, func(dim int) bool {
+		_, err := backend.Select(on, 0, backend.Request{
+			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: s.Backend},
+			Of:       "calibration",
+			Params: backends.Params{
+				DType: dtype, Batch: 1, SeqQ: s.Sizes[0], SeqKV: s.Sizes[0], Heads: s.Heads, KVHeads: s.KVHeads,
+				HeadDim: dim, HeadDimV: dim, Causal: true, WindowLeft: -1, Training: true,
+			},
+		})
+		refused = cmp.Or(refused, err)
+		return err != nil
+	})
+	if len(s.Dims) > 0 {
+		return nil
+	}
+	return refused
 }
 
 func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {

@@ -11,6 +11,7 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/foresee/cost"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -31,6 +32,8 @@ type CalibrateSpec struct {
 	DocumentTokens int   `json:"document_tokens"`
 	// MaskDims counts the first Dims with masks measured on the largest tile; 0: all.
 	MaskDims int `json:"mask_dims"`
+	// PairDims counts the first Dims with a tile of every pair of Sizes, the others with squares; 0: all.
+	PairDims int `json:"pair_dims"`
 	// TransfersOnly measures only transfers.
 	TransfersOnly bool `json:"transfers_only"`
 	// Operations also measures operations of the model and transfers.
@@ -38,8 +41,11 @@ type CalibrateSpec struct {
 	Rows       []int   `json:"rows"` // rows of matrix products
 	Sides      []int   `json:"sides"`
 	Experts    Experts `json:"experts"` // zero: no grouped products
-	Passes     []int   `json:"passes"`  // tokens of elementwise operations
-	Links      []int   `json:"links"`   // bytes
+	// Delta is the shape of a gated delta rule, and DeltaRows its rows. Many take more than a GPU's workspace.
+	Delta     hf.Delta `json:"delta"`
+	DeltaRows []int    `json:"delta_rows"`
+	Passes    []int    `json:"passes"` // tokens of elementwise operations
+	Links     []int    `json:"links"`  // bytes
 	// Budget is the time of one figure in seconds.
 	Budget float64 `json:"budget"`
 	// Heat is the time in seconds to warm up the device before a second measurement of attention calls and products of
@@ -66,6 +72,7 @@ func (s *CalibrateSpec) Default(device string) {
 			Sizes: []int{16, 64, 256, 1024}, Further: 256,
 			Documents: []int{4, 16, 64, 128}, DocumentTokens: 512,
 			Operations: true, Rows: []int{16, 128, 512, 2048}, Sides: []int{64, 256, 768}, Passes: []int{16, 128, 512},
+			Delta: hf.Delta{KeyHeads: 2, Heads: 4, Dim: 32, DimV: 32}, DeltaRows: []int{128, 2048},
 			Links: []int{1 << 10, 16 << 10, 256 << 10, 4 << 20}, Budget: 0.03,
 			// The largest tiles take most of the time, and the savings of a mask differ by at most 11 % between head
 			// dims.
@@ -74,14 +81,16 @@ func (s *CalibrateSpec) Default(device string) {
 		return
 	}
 	*s = CalibrateSpec{
-		Backend: "flash", DType: "bf16", Heads: 32, KVHeads: 8, Dims: []int{64, 128},
+		Backend: "flash", DType: "bf16", Heads: 32, KVHeads: 8, Dims: []int{64, 128, 256}, PairDims: 2,
 		Sizes: []int{256, 1024, 4096, 16384}, Further: 16384,
 		Documents: []int{128, 512, 2048}, DocumentTokens: 16384,
 		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384},
-		Experts: Experts{Count: 128, Chosen: 8, Hidden: 2048, Width: 768}, // of Qwen3-30B-A3B
-		Passes:  []int{128, 2048, 32768},
-		Links:   []int{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
-		Budget:  0.1, // most figures take far less
+		Experts:   Experts{Count: 128, Chosen: 8, Hidden: 2048, Width: 768}, // of Qwen3-30B-A3B
+		Delta:     hf.Delta{KeyHeads: 16, Heads: 32, Dim: 128, DimV: 128},   // of Qwen3.5-9B
+		DeltaRows: []int{1024, 8192, 32768, 131072},
+		Passes:    []int{128, 2048, 32768},
+		Links:     []int{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
+		Budget:    0.1, // most figures take far less
 		// A card cools while the host plans cuDNN graphs and compiles kernels for new shapes. Measured cold, cuDNN was
 		// 6 % ahead of flash; with both kept warm it is 4 % behind. The calls of a ring over four GPUs at 32K take 0.7
 		// to 2.6 ms. After 50 ms the clock of an H200 has not settled: the second of two equal blocks took 17 % longer.
@@ -183,6 +192,9 @@ func (c *calibration) tiles() (list []cost.Attention) {
 		masked := c.spec.MaskDims == 0 || i < c.spec.MaskDims
 		for _, q := range c.spec.Sizes {
 			for _, k := range c.spec.Sizes {
+				if q != k && c.spec.PairDims > 0 && i >= c.spec.PairDims {
+					continue
+				}
 				add(cost.Full, q, k, dim, 0)
 				if q == k && (masked || q < n) {
 					add(cost.Causal, q, k, dim, 0)
@@ -290,6 +302,9 @@ func (c *calibration) products() (list []operation) {
 		if c.spec.Experts.Count > 0 {
 			list = append(list, s.grouped(n, c.spec.Experts)...)
 		}
+	}
+	for _, n := range c.spec.DeltaRows {
+		list = append(list, s.rule(n, c.spec.Delta)...)
 	}
 	return list
 }

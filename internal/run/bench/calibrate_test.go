@@ -2,12 +2,15 @@ package bench
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/internal/foresee/cost"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -15,18 +18,20 @@ import (
 func TestCalibrate(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		spec := CalibrateSpec{
-			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{16}, Sizes: []int{8, 32}, Further: 8,
-			Documents: []int{4}, DocumentTokens: 16,
+			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{16, 24}, PairDims: 2 - n,
+			Sizes: []int{8, 32}, Further: 8, Documents: []int{4}, DocumentTokens: 16,
 			Operations: true, Rows: []int{4}, Sides: []int{8, 16}, Passes: []int{4}, Links: []int{64, 4096},
 			Experts: Experts{Count: 4, Chosen: 2, Hidden: 8, Width: 16},
-			Budget:  1e-4, Tolerance: 0.5,
+			Delta:   hf.Delta{KeyHeads: 1, Heads: 2, Dim: 8, DimV: 4}, DeltaRows: []int{4, 12},
+			Budget: 1e-4, Tolerance: 0.5,
 			Heat: 1e-3 * float64(n-1), // with Long 0, all calls are long
 		}
 		set := measure(t, n, Task{Calibrate: &spec}).Costs
-		// Four pairs of sizes, two of them squares with two more masks, and documents, forward and backward; three
-		// products per shape, of which experts have two.
+		// Four pairs of sizes, two of them squares with two more masks, and documents, forward and backward, and the same
+		// with another head dim, of which one rank measures squares; three products per shape, of which experts have two,
+		// and four calls of the rule.
 		if got := []int{len(set.Attention), len(set.Products), len(set.Links)}; !slices.Equal(got,
-			[]int{18, 18, 8 * (n - 1)}) {
+			[]int{28 + 4*n, 26, 8 * (n - 1)}) {
 			t.Errorf("%d ranks: %v calls of attention, products and transfers", n, got)
 		}
 		var kinds []string
@@ -40,11 +45,17 @@ func TestCalibrate(t *testing.T) {
 				}
 			}
 		}
+		for kind, times := range map[string]int{"delta summarize": 1, "delta forward": 1, "delta summarize backward": 1,
+			"delta backward": 3} {
+			if want := fmt.Sprint(kind, 12, 8, times*2*(5*delta.Chunk+3*8)); !slices.Contains(kinds, want) {
+				t.Errorf("%d ranks: no product %s: %v", n, want, kinds)
+			}
+		}
 		for _, p := range set.Passes {
 			kinds = append(kinds, p.Op)
 		}
 		for _, want := range []string{"copy", "rmsnorm", "swiglu backward", "cross entropy", "adamw", "zero", "upload",
-			"download"} {
+			"download", "conv", "conv backward"} {
 			if !slices.Contains(kinds, want) {
 				t.Errorf("%d ranks: nothing says what %s takes: %v", n, want, kinds)
 			}
@@ -117,6 +128,42 @@ func TestOperandsTakeTurns(t *testing.T) {
 	})
 }
 
+// The rule gets keys of about length 1, decays below 1 and a beta within (0, 1), so that states stay finite. An error of
+// a call ends the measurement.
+func TestRuleOperands(t *testing.T) {
+	s := &OpsSpec{DType: "fp32"}
+	ranks(t, 1, func(r *Rank) error {
+		o := s.rule(256, hf.Delta{KeyHeads: 1, Heads: 2, Dim: 64, DimV: 8})[0]
+		_, bytes := o.work()
+		arena, err := r.Device.Arena("operands", bytes)
+		if err != nil {
+			return err
+		}
+		_, list, err := r.turns(t.Context(), arena, &o, 0)
+		if err != nil {
+			return err
+		}
+		if err := r.Device.Stream.Sync(t.Context()); err != nil {
+			return err
+		}
+		length := 0.0
+		for _, x := range tensor.Data[float32](list[0][1]) {
+			length += float64(x*x) / 256
+		}
+		decay, beta := tensor.Data[float32](list[0][3]), tensor.Data[float32](list[0][4])
+		if math.Abs(length-1) > 0.1 || slices.Max(decay) > 0 || slices.Min(beta) <= 0 || slices.Max(beta) >= 1 {
+			t.Errorf("keys have length %v, logarithms of decays are up to %v, beta is %v to %v", length, slices.Max(decay),
+				slices.Min(beta), slices.Max(beta))
+		}
+		err = r.eachOperation(t.Context(), s.rule(4, hf.Delta{KeyHeads: 2, Heads: 3, Dim: 8, DimV: 8}), 0,
+			func(_ *operation, _ cost.Work, run func() error) error { return run() })
+		if err == nil || !strings.Contains(err.Error(), "3 value heads") {
+			t.Errorf("3 heads over 2 of keys: %v", err)
+		}
+		return nil
+	})
+}
+
 // Long work is measured until two iterations agree, short work as often as before, equally on all ranks.
 func TestMeasurementsSettle(t *testing.T) {
 	const long = 20 * time.Millisecond
@@ -166,12 +213,13 @@ func TestOperationsAreCountedAlike(t *testing.T) {
 	s.Default("cpu")
 	hidden, mlp := 4*s.Tokens*s.Hidden, 4*s.Tokens*s.Intermediate
 	heads, angles := 4*s.Tokens*s.Heads*s.HeadDim, 4*s.Tokens*s.HeadDim
+	qkv := 4 * s.Tokens * (s.Heads + 2*s.KVHeads) * s.HeadDim
 	bytes := map[string]int{
 		"copy": 8 * s.Params, "rmsnorm": 2 * hidden, "add rmsnorm": 4 * hidden, "rmsnorm backward": 3 * hidden,
 		"rope": 2*heads + angles, "rope backward": 2*heads + angles, "norm rope": 2*heads + angles,
 		"swiglu": 3 * mlp, "swiglu backward": 5 * mlp, "embed": 2 * hidden, "embed backward": 3 * hidden,
 		"cross entropy": 8 * s.Chunk * s.Vocab, "zero": 4 * s.Params, "accumulate": 12 * s.Params,
-		"gradient norm": 4 * s.Params, "adamw": 28 * s.Params,
+		"gradient norm": 4 * s.Params, "adamw": 28 * s.Params, "conv": 2 * qkv, "conv backward": 3 * qkv,
 	}
 	flops := map[string]int{
 		"matrix product": 2 * s.Ceiling * s.Ceiling * s.Ceiling,

@@ -3,13 +3,17 @@ package bench
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 
+	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/internal/base/readable"
 	"github.com/cprun/cprun/internal/foresee/cost"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/optim"
 	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -59,22 +63,27 @@ type operation struct {
 	run         func(on calls, v []View)
 }
 
-// calls holds the operations of a device.
+// calls holds the operations of a device, and the error of the last one that returns any.
 type calls struct {
 	model.Ops
 	optim.Device
+	delta.Kernel
+	err *error
 }
 
 type operands []operand
 
 // An operand is a tensor of an operation: random numbers, zeros, or tokens below vocab. Without a shape it is the zero
-// View. choices is the experts of each token, sorted into the three operands before it.
+// View. choices is the experts of each token, sorted into the three operands before it. A scale other than 0 scales
+// random numbers, then shift moves them.
 type operand struct {
 	dtype   tensor.DType
 	shape   []int
 	zero    bool
 	vocab   int
 	choices bool
+
+	scale, shift float64
 }
 
 func (list operands) alloc(a *tensor.Arena) (views []View) {
@@ -92,26 +101,24 @@ func (list operands) alloc(a *tensor.Arena) (views []View) {
 func (o *operation) work() (w cost.Work, bytes int64) {
 	a := tensor.NewMeter()
 	record := cost.Recorder(func(x cost.Work) { w = x })
-	o.run(calls{record, record}, o.operands.alloc(a))
+	o.run(calls{record, record, record, new(error)}, o.operands.alloc(a))
 	return w, a.Peak()
 }
 
 // operations lists every operation. The first two measure the peak rates.
 func (s *OpsSpec) operations() []operation {
 	const eps = 1e-5
-	act := func(rows, heads, dim int) operand {
-		return operand{dtype: types[s.DType], shape: []int{1, rows, heads, dim}}
-	}
-	f32 := func(shape ...int) operand { return operand{dtype: tensor.F32, shape: shape} }
 	tokens := func(rows int) operand { return operand{dtype: tensor.I32, shape: []int{1, rows, 1, 1}, vocab: s.Vocab} }
 	rows, qkv := s.Tokens, (s.Heads+2*s.KVHeads)*s.HeadDim
 
-	x, inv, w, hidden := act(rows, 1, s.Hidden), f32(1, rows, 1, 1), f32(s.Hidden), dims(rows, s.Hidden)
-	q, dq, qInv, qNorm := act(rows, s.Heads, s.HeadDim), f32(1, rows, s.Heads, s.HeadDim), f32(1, rows, s.Heads, 1),
+	x, inv, w, hidden := s.act(rows, 1, s.Hidden), f32(1, rows, 1, 1), f32(s.Hidden), dims(rows, s.Hidden)
+	q, dq, qInv, qNorm := s.act(rows, s.Heads, s.HeadDim), f32(1, rows, s.Heads, s.HeadDim), f32(1, rows, s.Heads, 1),
 		f32(s.HeadDim)
 	angle, heads := f32(1, rows, 1, s.HeadDim/2), dims(rows, s.Heads, s.HeadDim)
-	m, mlp := act(rows, 1, s.Intermediate), dims(rows, s.Intermediate)
-	table, dtable, logits := act(s.Vocab, 1, s.Hidden), f32(1, s.Vocab, 1, s.Hidden), act(s.Chunk, 1, s.Vocab)
+	m, mlp := s.act(rows, 1, s.Intermediate), dims(rows, s.Intermediate)
+	mixed, before, filter := s.act(rows, 1, qkv), s.act(3, 1, qkv), f32(1, qkv, 1, 4)
+	segment := []partition.Range{{Hi: rows}}
+	table, dtable, logits := s.act(s.Vocab, 1, s.Hidden), f32(1, s.Vocab, 1, s.Hidden), s.act(s.Chunk, 1, s.Vocab)
 	p, squares, params := f32(s.Params), f32(s.Params), readable.Size(int64(s.Params))
 	squares.zero = true // negative ones have no root
 	sum, rounded := operand{dtype: tensor.F64, shape: []int{1}, zero: true}, operand{}
@@ -148,6 +155,10 @@ func (s *OpsSpec) operations() []operation {
 			func(on calls, v []View) { on.GLU(v[0], v[1], v[2], kernels.SiLU) }},
 		{"swiglu backward", mlp, operands{m, m, m, m, m},
 			func(on calls, v []View) { on.GLUBackward(v[0], v[1], v[2], v[3], v[4], kernels.SiLU) }},
+		{"conv", dims(rows, qkv), operands{mixed, mixed, before, filter},
+			func(on calls, v []View) { on.Conv(v[0], v[1], v[2], v[3], segment) }},
+		{"conv backward", dims(rows, qkv), operands{mixed, before, filter, mixed, mixed, before, filter},
+			func(on calls, v []View) { on.ConvBackward(v[0], v[1], v[2], v[3], v[4], v[5], v[6], segment) }},
 		{"embed", hidden, operands{x, table, tokens(rows)},
 			func(on calls, v []View) { on.Embed(v[0], v[1], v[2]) }},
 		{"embed backward", hidden, operands{dtable, x, tokens(rows)},
@@ -184,10 +195,14 @@ func (s *OpsSpec) linearDW(name string, rows, in, out int) operation {
 }
 
 func (s *OpsSpec) product(rows, in, out int) (x, y, w operand) {
-	t := types[s.DType]
-	return operand{dtype: t, shape: []int{1, rows, 1, in}}, operand{dtype: t, shape: []int{1, rows, 1, out}},
-		operand{dtype: t, shape: []int{1, out, 1, in}}
+	return s.act(rows, 1, in), s.act(rows, 1, out), s.act(out, 1, in)
 }
+
+func (s *OpsSpec) act(rows, heads, dim int) operand {
+	return operand{dtype: types[s.DType], shape: []int{1, rows, heads, dim}}
+}
+
+func f32(shape ...int) operand { return operand{dtype: tensor.F32, shape: shape} }
 
 // An Experts is the shape of a layer of experts.
 type Experts struct {
@@ -202,7 +217,7 @@ func (s *OpsSpec) grouped(tokens int, e Experts) (list []operation) {
 	pairs := tokens * e.Chosen
 	side := func(cols int, byToken bool) operand {
 		rows := map[bool]int{true: tokens, false: pairs}[byToken]
-		return operand{dtype: types[s.DType], shape: []int{1, rows, 1, cols}}
+		return s.act(rows, 1, cols)
 	}
 	order := func(rows, cols int) operand {
 		return operand{dtype: tensor.I32, shape: []int{1, rows, cols, 1}, zero: true}
@@ -231,6 +246,27 @@ func (s *OpsSpec) grouped(tokens int, e Experts) (list []operation) {
 		add(dy, x, dw, func(on calls, v []View, p kernels.Pairs) {
 			on.GroupLinearDW(v[2], of(v[0], !m.byToken), of(v[1], m.byToken), p, false)
 		})
+	}
+	return list
+}
+
+// rule returns the calls of a gated delta rule over one segment. Keys have length 1, the decay is slow, and beta is
+// within (0, 1).
+func (s *OpsSpec) rule(rows int, d hf.Delta) (list []operation) {
+	q, v, g := s.act(rows, d.KeyHeads, d.Dim), s.act(rows, d.Heads, d.DimV), f32(1, rows, d.Heads, 1)
+	state, maps := f32(1, d.Heads, d.Dim, d.DimV), f32(1, d.Heads, d.Dim, d.Dim+d.DimV)
+	k, decay, beta := q, g, g
+	k.scale, decay.scale, decay.shift, beta.scale, beta.shift = 1/math.Sqrt(float64(d.Dim)), 0.01, -0.1, 0.05, 0.5
+	for _, call := range []func(delta.Kernel, delta.Args) error{delta.Kernel.Summarize, delta.Kernel.Forward,
+		delta.Kernel.SummarizeBackward, delta.Kernel.Backward} {
+		list = append(list, operation{"delta rule", dims(rows, d.Heads, d.Dim),
+			operands{q, k, v, decay, beta, v, state, state, maps, maps, v, q, q, v, g, g}, func(on calls, v []View) {
+				a := delta.Args{Scale: 1, Segments: []delta.Segment{{Hi: rows}}}
+				for i, to := range a.Views() {
+					*to = v[i]
+				}
+				*on.err = call(on, a)
+			}})
 	}
 	return list
 }
@@ -265,13 +301,13 @@ func (r *Rank) eachOperation(ctx context.Context, list []operation, cold int64,
 	if err != nil {
 		return err
 	}
-	on := calls{r.Device.Ops, r.Device.Optim}
+	on := calls{r.Device.Ops, r.Device.Optim, r.Device.Delta, new(error)}
 	for i := range list {
 		o, start := &list[i], arena.Mark()
 		w, turns, err := r.turns(ctx, arena, o, cold)
 		if err == nil {
 			at := 0
-			err = f(o, w, func() error { at++; o.run(on, turns[at%len(turns)]); return nil })
+			err = f(o, w, func() error { at++; o.run(on, turns[at%len(turns)]); return *on.err })
 		}
 		if err != nil {
 			return fmt.Errorf("%s of %s: %w", o.name, o.shape, err)
@@ -302,7 +338,9 @@ func (r *Rank) turns(ctx context.Context, a *tensor.Arena, o *operation, cold in
 					r.Device.Ops.Sort(pairsOf(turns[i][j-3:]), v)
 				}
 			default:
-				err = r.random(ctx, uint64(j), v)
+				if err = r.random(ctx, uint64(j), v); x.scale != 0 {
+					r.Device.Ops.Affine(v, v, x.scale, x.shift)
+				}
 			}
 			if err != nil {
 				return w, nil, err
