@@ -2,7 +2,6 @@ package attention_test
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -56,20 +55,7 @@ func TestGradients(t *testing.T) {
 				name      string
 				x, gradOf attention.View
 			}{{"dq", q, grads.DQ}, {"dk", k, grads.DK}, {"dv", v, grads.DV}} {
-				x := tensor.Data[float64](g.x)
-				for i := range x {
-					const h = 1e-5
-					at := x[i]
-					x[i] = at + h
-					up := loss()
-					x[i] = at - h
-					down := loss()
-					x[i] = at
-					got, want := tensor.Data[float64](g.gradOf)[i], (up-down)/(2*h)
-					if !(math.Abs(got-want) <= 1e-8) {
-						t.Fatalf("%s[%d] = %v, the difference quotient is %v", g.name, i, got, want)
-					}
-				}
+				attentiontest.Slopes(t, g.name, g.x, g.gradOf, 1e-8, loss)
 			}
 		})
 	}
@@ -213,20 +199,7 @@ func TestScoreGradients(t *testing.T) {
 				grads["dbias"] = [2]attention.View{p.Scores.Bias, p.Scores.DBias}
 			}
 			for name, g := range grads {
-				x := tensor.Data[float64](g[0])
-				for i := range x {
-					const h = 1e-5
-					at := x[i]
-					x[i] = at + h
-					up := loss()
-					x[i] = at - h
-					down := loss()
-					x[i] = at
-					got, want := tensor.Data[float64](g[1])[i], (up-down)/(2*h)
-					if !(math.Abs(got-want) <= 1e-8) {
-						t.Fatalf("%s[%d] = %v, the difference quotient is %v", name, i, got, want)
-					}
-				}
+				attentiontest.Slopes(t, name, g[0], g[1], 1e-8, loss)
 			}
 		})
 	}

@@ -89,6 +89,25 @@ func (c Case) eachPair(visit func(b, i, h, j int)) {
 	}
 }
 
+// Slopes compares dx, the gradient of loss by x, with central differences, all in float64.
+func Slopes(t testing.TB, name string, x, dx tensor.View, tolerance float64, loss func() float64) {
+	t.Helper()
+	const h = 1e-5
+	xs := tensor.Data[float64](x)
+	want := make([]float64, len(xs))
+	for i, at := range xs {
+		xs[i] = at + h
+		want[i] = loss()
+		xs[i] = at - h
+		want[i] = (want[i] - loss()) / (2 * h)
+		xs[i] = at
+	}
+	allowed := func(i int) float64 { return tolerance * max(1, math.Abs(want[i])) }
+	if err := near.Each(tensor.Data[float64](dx), want, near.Finite, allowed); err != nil {
+		t.Fatalf("%s and the difference quotients: %v", name, err)
+	}
+}
+
 // largest returns the largest finite absolute value, or 1 if all values are 0 or not finite.
 func largest(xs []float64) float64 {
 	most := 0.0
