@@ -23,6 +23,7 @@ func (r Range) of(flat View) View {
 type Bucket struct {
 	Range
 	Key
+	Used int64 // elements, without the padding after the last parameter
 }
 
 // A Key names a bucket. Layer is -1 outside the layers.
@@ -104,7 +105,7 @@ func newLayout(cfg *hf.Config, ranks int, tensors map[Key][]hf.Tensor) *FlatLayo
 			hi = p.Offset + int64(p.Size())
 			l.Params, l.owner = append(l.Params, p), append(l.owner, b)
 		}
-		l.Buckets = append(l.Buckets, Bucket{Range{lo, lo + roundUp(hi-lo, Align*int64(max(ranks, 1)))}, key})
+		l.Buckets = append(l.Buckets, Bucket{Range{lo, lo + roundUp(hi-lo, Align*int64(max(ranks, 1)))}, key, hi - lo})
 		l.index[key] = b
 	}
 	return l

@@ -218,7 +218,8 @@ func (m *Model) choose(cfg *hf.Config, params Params) {
 	}
 	for ps := &params; ps != nil && f.ZeroCentred; ps = ps.Frozen {
 		if v := ps.vectors(); v.Size() > 0 {
-			m.shifts = append(m.shifts, shifted{flat: ps.Layout, from: v})
+			used := int(ps.Layout.Buckets[ps.Layout.Vectors()].Used) // as in a plan, on any number of ranks
+			m.shifts = append(m.shifts, shifted{flat: ps.Layout, from: v.Slice(tensor.Dim, 0, used)})
 		}
 	}
 }

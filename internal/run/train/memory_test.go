@@ -77,7 +77,12 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 			}
 		}
 	}
+	recurs := "model={architecture: qwen3_5_text, layer_types: [linear_attention, full_attention, linear_attention]," +
+		" head_dim: 16, linear_num_key_heads: 2, linear_num_value_heads: 4, linear_key_head_dim: 24, linear_value_head_dim: 16}"
 	for _, set := range [][]string{
+		{recurs, "parallel.layout=contiguous", "memory.recompute=none"},
+		{recurs, "parallel.layout=contiguous", "memory.recompute=selective", "train.micro_batch_size=2",
+			"train.global_batch_size=2"},
 		{"parallel.algorithm=allgather", "memory.recompute=full"}, {"parallel.algorithm=ulysses"},
 		{"parallel.algorithm=allgather", "parallel.gather_heads=1"},
 		{"parallel.algorithm=hierarchical", "parallel.ulysses_degree=3", "train.micro_batch_size=2",
