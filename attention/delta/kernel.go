@@ -43,16 +43,19 @@ type Args struct {
 	V       View // [batch, seq, heads, dimV]
 	G, Beta View // [batch, seq, heads, 1]: the logarithm of the decay, at most 0, and the rate of replacement
 	DO      View // like V: the gradient of O
-	// State and DState are the state before each segment, and the gradient of the state after it:
-	// [len(Segments)*batch, heads, dim, dimV], with sample b of segment s at s*batch + b.
+	// State has the states before the segments that Entered lists, and DState the gradients of the states after those
+	// that Followed lists: [len(Entered)*batch, heads, dim, dimV], with sample b of the i-th at i*batch + b. Other
+	// states and gradients are 0.
 	State, DState View
-	Maps, DMaps   View // M | R, and M' | N of gradients: [len(Segments)*batch, heads, dim, dim+dimV]
+	Maps, DMaps   View // M | R, and M' | N of gradients, of all segments: [len(Segments)*batch, heads, dim, dim+dimV]
 	O             View // like V
 	// The gradients of Q, K, V, G and Beta, like these. DQ and DK are sums over the value heads of a key head.
 	DQ, DK, DV, DG, DBeta View
 
 	Scale    float64   // of O, usually 1/sqrt(dim). +0 is an error.
 	Segments []Segment // ascending, none empty, no overlap; a call reads and writes only their rows
+	// Places in Segments, ascending: of those entered with a state, and those left with one.
+	Entered, Followed []int
 }
 
 // Names are the names of Views.
@@ -75,7 +78,7 @@ func (a *Args) Views() []*View {
 // Chunk-1 rows before the broken input.
 //
 // All calls queue work in order on the kernel's stream and do not wait for the device. One goroutine makes them.
-// Segments may be reused when the call returns.
+// Segments, Entered and Followed may be reused when the call returns.
 type Kernel interface {
 	// Summarize sets Maps, given K, V, G and Beta. Like all calls, it also needs Q, of which it uses the shape.
 	Summarize(a Args) error
@@ -107,6 +110,7 @@ func (a Args) Check(call string) (Args, error) {
 	v[0], v[1] = q[0], q[1]
 	row, state, maps := [4]int{q[0], q[1], v[2], 1}, [4]int{n, v[2], q[3], v[3]}, [4]int{n, v[2], q[3], q[3] + v[3]}
 	shapes := [][4]int{q, q, v, row, row, v, state, state, maps, maps, v, q, q, v, row, row}
+	shapes[6][0], shapes[7][0] = len(a.Entered)*q[0], len(a.Followed)*q[0]
 	in, sum := a.Q.DType(), attention.AccumulatorType(a.Q.DType())
 	for i, view := range a.Views() {
 		types := []tensor.DType{sum}
@@ -136,6 +140,14 @@ func (a Args) Check(call string) (Args, error) {
 			c.fault("segment %v begins before row %d, is empty, or ends after row %d", s, end, q[1])
 		}
 		end = s.Hi
+	}
+	for _, list := range [][]int{a.Entered, a.Followed} {
+		for i, at := range list {
+			if at < 0 || at >= len(a.Segments) || i > 0 && at <= list[i-1] {
+				c.fault("place %d in %v, Entered or Followed, is not one of %d segments or does not ascend", at, list,
+					len(a.Segments))
+			}
+		}
 	}
 	return a, errors.Join(c.faults...)
 }

@@ -14,7 +14,7 @@ type Reference struct{}
 
 // A head is a segment of one sample and value head. The state of a map's head is M | R, that of others has no M.
 type head struct {
-	b, n, h                int // sample, index of the state, value head of all heads
+	b, batch, n, h         int // sample, number of samples, index of the map, value head of all heads
 	segment                Segment
 	heads                  int
 	scale                  float64
@@ -28,14 +28,14 @@ func (Reference) Summarize(a Args) error {
 	return each("delta summarize", a, a.Q.Len(tensor.Dim), func(x *head) {
 		s := x.identity()
 		x.forward(s)
-		near.Encode(x.state(a.Maps), s)
+		near.Encode(x.state(a.Maps, x.n), s)
 	})
 }
 
 // Forward sets O; see Kernel.
 func (Reference) Forward(a Args) error {
 	return each("delta forward", a, 0, func(x *head) {
-		near.Encode(x.rows(a.O), x.forward(near.Decode(x.state(a.State))))
+		near.Encode(x.rows(a.O), x.forward(x.given(a.State, a.Entered)))
 	})
 }
 
@@ -45,7 +45,7 @@ func (Reference) SummarizeBackward(a Args) error {
 		x.forward(make([]float64, x.dim*x.cols)) // the gradient of a state does not depend on the state
 		ds := x.identity()
 		x.backward(near.Decode(x.rows(a.DO)), ds)
-		near.Encode(x.state(a.DMaps), ds)
+		near.Encode(x.state(a.DMaps, x.n), ds)
 	})
 }
 
@@ -53,8 +53,8 @@ func (Reference) SummarizeBackward(a Args) error {
 func (Reference) Backward(a Args) error {
 	var dq, dk []float64
 	return each("delta backward", a, 0, func(x *head) {
-		x.forward(near.Decode(x.state(a.State)))
-		d := x.backward(near.Decode(x.rows(a.DO)), near.Decode(x.state(a.DState)))
+		x.forward(x.given(a.State, a.Entered))
+		d := x.backward(near.Decode(x.rows(a.DO)), x.given(a.DState, a.Followed))
 		if x.h%(x.heads/a.Q.Len(tensor.Heads)) == 0 { // the first of a key head
 			dq, dk = make([]float64, len(d.q)), make([]float64, len(d.k))
 		}
@@ -95,8 +95,8 @@ func each(call string, a Args, front int, f func(x *head)) error {
 	batch, heads, dimV := a.V.Len(tensor.Batch), a.V.Len(tensor.Heads), a.V.Len(tensor.Dim)
 	for i := range len(a.Segments) * batch * heads {
 		n := i / heads
-		x := &head{b: n % batch, n: n, h: i % heads, segment: a.Segments[n/batch], heads: heads, scale: a.Scale,
-			dim: a.Q.Len(tensor.Dim), dimV: dimV, front: front, cols: front + dimV}
+		x := &head{b: n % batch, batch: batch, n: n, h: i % heads, segment: a.Segments[n/batch], heads: heads,
+			scale: a.Scale, dim: a.Q.Len(tensor.Dim), dimV: dimV, front: front, cols: front + dimV}
 		x.q, x.k, x.v = near.Decode(x.rows(a.Q)), near.Decode(x.rows(a.K)), near.Decode(x.rows(a.V))
 		x.g, x.beta = near.Decode(x.rows(a.G)), near.Decode(x.rows(a.Beta))
 		f(x)
@@ -111,8 +111,16 @@ func (x *head) rows(v View) View {
 }
 
 // state returns the head's part of states or maps.
-func (x *head) state(v View) View {
-	return v.Slice(tensor.Batch, x.n, x.n+1).Slice(tensor.Seq, x.h, x.h+1)
+func (x *head) state(v View, n int) View {
+	return v.Slice(tensor.Batch, n, n+1).Slice(tensor.Seq, x.h, x.h+1)
+}
+
+// given returns the head's part of the states of the listed segments, or 0.
+func (x *head) given(v View, list []int) []float64 {
+	if i, found := slices.BinarySearch(list, x.n/x.batch); found {
+		return near.Decode(x.state(v, i*x.batch+x.b))
+	}
+	return make([]float64, x.dim*x.cols)
 }
 
 // identity returns the map I | 0.

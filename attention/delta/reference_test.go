@@ -2,10 +2,11 @@ package delta
 
 import (
 	"errors"
-	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
+	"github.com/cprun/cprun/attention/attentiontest"
 	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/tensor"
 )
@@ -25,10 +26,14 @@ func TestGradients(t *testing.T) {
 	keys := func() View { return draw(batch, seq, keyHeads, dim) }
 	values := func(dim int) View { return draw(batch, seq, heads, dim) }
 	state := func(cols int) View { return draw(batch, heads, dim, cols) }
+	zeros := func(like View) View { // also outside the segment
+		shape := like.Shape()
+		return tensor.New(tensor.F64, shape[:]...)
+	}
 	a := Args{Q: keys(), K: keys(), V: values(dimV), G: values(1), Beta: values(1), DO: values(dimV),
 		State: state(dimV), DState: state(dimV), Maps: state(dim + dimV), DMaps: state(dim + dimV), O: values(dimV),
-		DQ: keys(), DK: keys(), DV: values(dimV), DG: values(1), DBeta: values(1), Scale: 0.7,
-		Segments: []Segment{{Lo: 1, Hi: 5}}}
+		Scale: 0.7, Segments: []Segment{{Lo: 1, Hi: 5}}, Entered: []int{0}, Followed: []int{0}}
+	a.DQ, a.DK, a.DV, a.DG, a.DBeta = zeros(a.Q), zeros(a.K), zeros(a.V), zeros(a.G), zeros(a.Beta)
 	after, before := state(dimV), state(dimV)
 	var r Reference
 	must := func(errs ...error) {
@@ -43,27 +48,18 @@ func TestGradients(t *testing.T) {
 		return dot(part(a.O), part(a.DO)) + dot(near.Decode(after), near.Decode(a.DState))
 	}
 	must(r.Backward(a), r.SummarizeBackward(a), r.Compose(before, a.DMaps, a.DState))
-	for _, g := range []struct {
-		name  string
-		x, dx View
-		rows  bool
-	}{{"q", a.Q, a.DQ, true}, {"k", a.K, a.DK, true}, {"v", a.V, a.DV, true}, {"g", a.G, a.DG, true},
-		{"beta", a.Beta, a.DBeta, true}, {"state", a.State, before, false}} {
-		x, dx := tensor.Data[float64](g.x), tensor.Data[float64](g.dx)
-		for i := range x {
-			if row := i / g.x.Cols() % seq; g.rows && (row < 1 || row >= 5) {
-				continue
-			}
-			const h = 1e-5
-			at := x[i]
-			x[i] = at + h
-			up := loss()
-			x[i] = at - h
-			down := loss()
-			x[i] = at
-			if want := (up - down) / (2 * h); !(math.Abs(dx[i]-want) <= 1e-7*(1+math.Abs(want))) {
-				t.Fatalf("d%s[%d] = %v, the difference quotient is %v", g.name, i, dx[i], want)
-			}
-		}
+	for name, g := range map[string][2]View{"dq": {a.Q, a.DQ}, "dk": {a.K, a.DK}, "dv": {a.V, a.DV}, "dg": {a.G, a.DG},
+		"dbeta": {a.Beta, a.DBeta}, "dstate": {a.State, before}} {
+		attentiontest.Slopes(t, name, g[0], g[1], 1e-7, loss)
+	}
+
+	a.State, a.DState = zeros(a.State), zeros(a.DState)
+	must(r.Forward(a), r.Backward(a))
+	o, dq := near.Decode(a.O), near.Decode(a.DQ)
+	none := a.State.Slice(tensor.Batch, 0, 0)
+	a.State, a.DState, a.Entered, a.Followed = none, none, nil, nil
+	must(r.Forward(a), r.Backward(a))
+	if !slices.Equal(near.Decode(a.O), o) || !slices.Equal(near.Decode(a.DQ), dq) {
+		t.Error("a segment without states differs from one with zeros")
 	}
 }

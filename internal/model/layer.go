@@ -97,7 +97,8 @@ const (
 	ofAgain     // of a tile that is computed again
 )
 
-// A saved view is [B, S, heads, dim], or with each [segments*B, each, heads, dim]. With 0 heads the layer lacks it.
+// A saved view is [B, S, heads, dim], or with each [segments*B, each, heads, dim]: states of the segments entered with
+// one, and rows before all. With 0 heads the layer lacks it.
 type saved struct {
 	at         *View
 	dtype      tensor.DType
@@ -118,7 +119,11 @@ func (m *Model) alloc(a *tensor.Arena, l *layer, s *activations, lo, hi group, b
 		switch {
 		case v.group < lo || v.group > hi || v.heads == 0 || !v.at.IsZero():
 		case v.each > 0:
-			*v.at = a.Alloc(v.dtype, batch*len(m.rec.Segments()), v.each, v.heads, v.dim)
+			n := len(m.rec.Segments())
+			if v.at == &s.state {
+				n = m.rec.States()
+			}
+			*v.at = a.Alloc(v.dtype, batch*n, v.each, v.heads, v.dim)
 		default:
 			*v.at = a.Alloc(v.dtype, batch, seq, v.heads, v.dim)
 		}

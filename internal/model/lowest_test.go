@@ -128,7 +128,7 @@ func TestBackwardEndsInTheLowestTrainedLayer(t *testing.T) {
 							c.opt.Layers, plan.Activations, plan.Host, peak, m.bytes, most)
 					}
 				}
-				got, tokens := &flopCounter{Still: 1}, 6
+				got, tokens := &flopCounter{Still: Still{segments: 1}}, 6
 				if err := Rehearse(c.cfg, Options{}, 1, tokens, tensor.F32, got, got); err != nil {
 					t.Fatal(err)
 				}

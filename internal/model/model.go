@@ -22,8 +22,8 @@ type Options struct {
 	// LossChunk bounds the tokens with logits in memory at once; 0: DefaultLossChunk.
 	LossChunk int
 	Hooks     Hooks
-	// Segments is the number of segments of a rank in a plan of a model with a Recurrence.
-	Segments int
+	// Segments is the number of segments of a rank in a plan of a model with a Recurrence, and States that of the entered.
+	Segments, States int
 
 	tile int // 0: tileRows
 }

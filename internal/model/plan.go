@@ -27,7 +27,7 @@ type Memory struct {
 // computed in dtype. It runs the training code over an arena without memory and operations that do nothing, so it
 // matches the run.
 func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType) Memory {
-	m := phantomModel(cfg, nopOps{}, nopAttention{Still: Still(opt.Segments)}, opt, dtype)
+	m := phantomModel(cfg, nopOps{}, nopAttention{Still{opt.Segments, opt.States}}, opt, dtype)
 	b, loss := phantomBatch(cfg, batch, localTokens)
 	var plan Memory
 	p := m.pass(tensor.NewMeter(), b)

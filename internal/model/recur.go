@@ -15,22 +15,27 @@ import (
 type Recurrence interface {
 	// Segments lists the segments of this rank's rows, the same for each sample.
 	Segments() []partition.Range
+	// States counts the segments that are entered with a state.
+	States() int
 	// Halo sets before, [segments*B, rows, 1, n], to the rows of x before each segment, and HaloBackward adds the
 	// gradients of these rows to dx. See scan.Scan.
 	Halo(layer int, before, x View) error
 	HaloBackward(layer int, dx, dbefore View) error
-	// Recur sets the states before the segments, a.State, and a.O. beside queues work that does not touch a: it runs
-	// while states travel.
+	// Recur sets a.State, [States*B, heads, dim, dimV], and a.O. beside queues work that does not touch a: it runs while
+	// states travel.
 	Recur(layer int, a delta.Args, beside func()) error
 	// RecurBackward sets the gradients of the inputs, given a.State and a.DO.
 	RecurBackward(layer int, a delta.Args, beside func()) error
 }
 
-// Still is a Recurrence without work, for rehearsals: that many segments.
-type Still int
+// Still is a Recurrence without work, for rehearsals.
+type Still struct{ segments, states int }
 
 // Segments lists the segments.
-func (s Still) Segments() []partition.Range { return make([]partition.Range, s) }
+func (s Still) Segments() []partition.Range { return make([]partition.Range, s.segments) }
+
+// States counts the entered segments.
+func (s Still) States() int { return s.states }
 
 // Halo and the other calls do nothing, except for the work beside an exchange.
 func (Still) Halo(int, View, View) error { return nil }
@@ -62,7 +67,7 @@ type recurViews struct {
 	qkv, before   View // [B, S, 1, N] and [segments*B, width-1, 1, N]: Win n1, and its rows before the segments
 	z             View // [B, S, Hd, Dv]; in the backward pass its gradient
 	a, b, g, beta View // [B, S, Hd, 1]: the inputs and results of the gates
-	state         View // [segments*B, Hd, D, Dv], before each segment
+	state         View // [states*B, Hd, D, Dv], before segments
 
 	normed, oInv View // [B, S, Hd, Dv] and [B, S, Hd, 1]: norm(o) and its scale
 }

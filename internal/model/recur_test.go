@@ -3,7 +3,6 @@ package model
 import (
 	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/partition"
-	"github.com/cprun/cprun/tensor"
 )
 
 // An alone implements Recurrence for a rank without others: each segment is a document.
@@ -27,6 +26,8 @@ func documents(docs []int, seq int) (list []partition.Range) {
 
 func (r alone) Segments() []partition.Range { return r.segments }
 
+func (alone) States() int { return 0 }
+
 func (r alone) Halo(_ int, before, _ View) error {
 	r.ops.Zero(before)
 	return nil
@@ -35,14 +36,12 @@ func (r alone) Halo(_ int, before, _ View) error {
 func (r alone) HaloBackward(int, View, View) error { return nil }
 
 func (r alone) Recur(_ int, a delta.Args, beside func()) error {
-	r.ops.Zero(a.State)
 	beside()
 	return r.kernel.Forward(a)
 }
 
 func (r alone) RecurBackward(_ int, a delta.Args, beside func()) error {
-	s := a.State.Shape()
-	a.DState = tensor.New(a.State.DType(), s[:]...)
+	a.DState = a.State
 	beside()
 	return r.kernel.Backward(a)
 }

@@ -18,7 +18,7 @@ type Work struct {
 
 // WorkOf returns the work of a model.
 func WorkOf(cfg *hf.Config) *Work {
-	r := &workRecorder{Still: 1, seen: map[product]bool{},
+	r := &workRecorder{Still: Still{segments: 1}, seen: map[product]bool{},
 		Work: Work{cfg: cfg, pair: make([]float64, cfg.NumHiddenLayers)}}
 	if err := Rehearse(cfg, Options{}, 1, 1, tensor.F32, r, r); err != nil {
 		panic("model: a rehearsal met an error, which its operations do not return: " + err.Error())

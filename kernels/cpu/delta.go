@@ -76,7 +76,7 @@ func (k deltaKernel) queue(op string, a delta.Args) error {
 	if err != nil {
 		return err
 	}
-	a.Segments = slices.Clone(a.Segments)
+	a.Segments, a.Entered, a.Followed = slices.Clone(a.Segments), slices.Clone(a.Entered), slices.Clone(a.Followed)
 	k.c.queue(op, func() { forType(a.Q, runDelta[float64], runDelta[float32])(k.c, op, a) })
 	return nil
 }
@@ -87,8 +87,8 @@ func runDelta[T tensor.Float](c *Kernels, op string, a delta.Args) {
 		"delta summarize": (*deltaPiece[T]).summarize, "delta summarize backward": (*deltaPiece[T]).summarizeBackward,
 		"delta forward": (*deltaPiece[T]).forward, "delta backward": (*deltaPiece[T]).backward,
 	}[op]
-	x := deltaPiece[T]{loops: simd.LoopsOf[T](c.level), scale: T(a.Scale), dim: a.K.Len(tensor.Dim),
-		dimV: a.V.Len(tensor.Dim), group: a.V.Len(tensor.Heads) / a.K.Len(tensor.Heads)}
+	x := deltaPiece[T]{args: &a, loops: simd.LoopsOf[T](c.level), scale: T(a.Scale),
+		dim: a.K.Len(tensor.Dim), dimV: a.V.Len(tensor.Dim), group: a.V.Len(tensor.Heads) / a.K.Len(tensor.Heads)}
 	x.wideK, x.wideV = x.loops.Padded(x.dim), x.loops.Padded(x.dimV)
 	x.wide = x.wideV + x.wideK
 	views := a.Views()
@@ -120,10 +120,11 @@ type deltaPiece[T tensor.Float] struct {
 	loops simd.Loops[T]
 	of    struct{ q, k, v, g, beta, do, state, dstate, maps, dmaps, o, dq, dk, dv, dg, dbeta rows[T] }
 	scale T
+	args  *delta.Args
 
 	dim, dimV, wideK, wideV, wide int   // columns of k and v, padded, and their sum
 	width                         int   // columns of a state, padded: those of v, then those of M in a map
-	group, n, b, keyHead, h       int   // value heads, index of the state, sample, and heads
+	group, n, b, keyHead, h       int   // value heads, index of the map, sample, and heads
 	states                        [][]T // [dim, width] each
 	segment, at                   partition.Range
 	rows                          int // of the chunk, which begins at at.Lo
@@ -187,7 +188,7 @@ func (x *deltaPiece[T]) summarize() {
 
 func (x *deltaPiece[T]) forward() {
 	x.open(x.wideV, x.group)
-	x.loadStates(x.states, x.of.state)
+	x.loadStates(x.states, x.of.state, x.args.Entered)
 	for c := range x.chunks() {
 		x.chunk(c, func(i int) { x.step(x.states[i], true) })
 	}
@@ -209,8 +210,8 @@ func (x *deltaPiece[T]) backward() {
 	group := x.group
 	x.open(x.wideV, group*(x.chunks()+1))
 	grads, before := x.states[:group], x.states[group:] // [chunk, head]
-	x.loadStates(grads, x.of.dstate)
-	x.loadStates(before, x.of.state)
+	x.loadStates(grads, x.of.dstate, x.args.Followed)
+	x.loadStates(before, x.of.state, x.args.Entered)
 	for c := range x.chunks() - 1 {
 		x.chunk(c, func(i int) {
 			next := before[(c+1)*group+i]
@@ -236,10 +237,13 @@ func (x *deltaPiece[T]) backward() {
 
 func (x *deltaPiece[T]) chunks() int { return blocks(x.segment.Len(), delta.Chunk) }
 
-func (x *deltaPiece[T]) loadStates(to [][]T, from rows[T]) {
-	for i := range x.group {
+// loadStates loads the states of the listed segments. Those of others remain 0.
+func (x *deltaPiece[T]) loadStates(to [][]T, from rows[T], list []int) {
+	batch := x.args.Q.Len(tensor.Batch)
+	n, found := slices.BinarySearch(list, x.n/batch)
+	for i := 0; found && i < x.group; i++ {
 		for r := range x.dim {
-			copy(to[i][r*x.width:], from.row(x.n, x.keyHead*x.group+i, r))
+			copy(to[i][r*x.width:], from.row(n*batch+x.b, x.keyHead*x.group+i, r))
 		}
 	}
 }

@@ -20,7 +20,8 @@ func BenchmarkDelta(b *testing.B) {
 		for _, seq := range []int{256, 2048} {
 			b.Run(fmt.Sprintf("seq=%d/dim=%d", seq, dim), func(b *testing.B) {
 				c, rng := newCPU(b), rand.New(rand.NewPCG(1, 2))
-				a := delta.Args{Scale: 0.1, Segments: []delta.Segment{{Lo: 0, Hi: seq}}}
+				a := delta.Args{Scale: 0.1, Segments: []delta.Segment{{Lo: 0, Hi: seq}},
+					Entered: []int{0}, Followed: []int{0}}
 				wide, one := [4]int{1, seq, heads, dim}, [4]int{1, seq, heads, 1}
 				keys, state := [4]int{1, seq, keyHeads, dim}, [4]int{1, heads, dim, dim}
 				maps := [4]int{1, heads, dim, 2 * dim}

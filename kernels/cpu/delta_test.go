@@ -43,7 +43,8 @@ func TestDeltaElsewhere(t *testing.T) {
 	k, here, far := newCPU(t).Delta(), tensor.NewHostArena(1<<20), tensor.NewMeter()
 	rows := func(dim int) tensor.View { return here.Alloc(tensor.F32, 1, 8, 1, dim) }
 	a := delta.Args{Q: rows(8), K: rows(8), V: rows(8), G: rows(1), Beta: rows(1), O: rows(8), Scale: 1,
-		State: here.Alloc(tensor.F32, 1, 1, 8, 8), DState: far.Alloc(tensor.F64, 1), Segments: []delta.Segment{{Hi: 8}}}
+		State: here.Alloc(tensor.F32, 1, 1, 8, 8), DState: far.Alloc(tensor.F64, 1), Segments: []delta.Segment{{Hi: 8}},
+		Entered: []int{0}}
 	check(t, k.Forward(a))
 	a.State = far.Alloc(tensor.F32, 1, 1, 8, 8)
 	if k.Forward(a) == nil || k.Compose(a.State, far.Alloc(tensor.F32, 1, 1, 8, 16), a.State) == nil {

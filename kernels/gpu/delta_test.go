@@ -104,6 +104,9 @@ func newDeltaBench(t testing.TB, keyHeads, heads, dim int, segments ...delta.Seg
 	t.Helper()
 	x := &deltaBench{newCUDARig(t), delta.Args{Scale: 1 / math.Sqrt(float64(dim)), Segments: segments}}
 	n := len(segments)
+	for i := range n {
+		x.Entered, x.Followed = append(x.Entered, i), append(x.Followed, i)
+	}
 	seq := segments[n-1].Hi
 	keys, wide, row := [4]int{1, seq, keyHeads, dim}, [4]int{1, seq, heads, dim}, [4]int{1, seq, heads, 1}
 	state, maps := [4]int{n, heads, dim, dim}, [4]int{n, heads, dim, 2 * dim}

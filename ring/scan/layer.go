@@ -5,8 +5,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Forward sets the states before the rank's segments, a.State, and a.O. beside, unless nil, queues work that does not
-// touch a: it runs while states travel.
+// Forward sets a.State, the states before the segments that x.Forward.States lists, and a.O. beside, unless nil, queues
+// work that does not touch a: it runs while states travel.
 func (s *Scan) Forward(a delta.Args, x *States, beside func()) error {
 	err := s.hand(a, &x.Forward, a.State, beside, func(some delta.Args, maps View) error {
 		some.Maps = maps
@@ -15,14 +15,15 @@ func (s *Scan) Forward(a delta.Args, x *States, beside func()) error {
 	if err != nil {
 		return err
 	}
+	a.Entered = x.Forward.States
 	return s.rule(s.Kernel.Forward, a)
 }
 
 // Backward sets the gradients of the inputs, given a.State and a.DO.
 func (s *Scan) Backward(a delta.Args, x *States, beside func()) error {
 	defer s.Arena.Release(s.Arena.Mark())
-	shape := a.State.Shape()
-	a.DState = s.Arena.Alloc(a.State.DType(), shape[:]...)
+	d := a.State.Shape()
+	a.DState = s.Arena.Alloc(a.State.DType(), len(x.Backward.States)*a.Q.Len(tensor.Batch), d[1], d[2], d[3])
 	err := s.hand(a, &x.Backward, a.DState, beside, func(some delta.Args, maps View) error {
 		some.DMaps = maps
 		return s.rule(s.Kernel.SummarizeBackward, some)
@@ -30,6 +31,7 @@ func (s *Scan) Backward(a delta.Args, x *States, beside func()) error {
 	if err != nil {
 		return err
 	}
+	a.Entered, a.Followed = x.Forward.States, x.Backward.States
 	return s.rule(s.Kernel.Backward, a)
 }
 
@@ -43,8 +45,8 @@ func (s *Scan) rule(call func(delta.Args) error, a delta.Args) error {
 func (s *Scan) hand(a delta.Args, p *Pass, states View, beside func(),
 	maps func(some delta.Args, maps View) error) error {
 	defer s.Arena.Release(s.Arena.Mark())
-	shape, batch := states.Shape(), states.Len(tensor.Batch)/max(1, p.Segments)
-	own := s.Arena.Alloc(states.DType(), batch*len(p.Maps), shape[1], shape[2], shape[2]+shape[3])
+	shape := states.Shape()
+	own := s.Arena.Alloc(states.DType(), len(p.Maps)*a.Q.Len(tensor.Batch), shape[1], shape[2], shape[2]+shape[3])
 	if len(p.Maps) > 0 {
 		some := a
 		some.Segments = make([]delta.Segment, len(p.Maps))

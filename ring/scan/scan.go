@@ -42,26 +42,30 @@ type Scan struct {
 // Moving is an exchange of states between Begin and Finish.
 type Moving struct {
 	*Scan
-	pass               *Pass
-	batch              int
-	states, maps, work View
-	came               comm.Pending // nil: nothing moves
+	pass         *Pass
+	batch        int
+	states, maps [2]View      // the caller's, then workspace
+	came         comm.Pending // nil: nothing moves
 }
 
 // Begin queues the first round of a pass, and Finish the others. Local work between them runs beside the first round.
 // It must not touch the arguments. maps, [len(p.Maps)*batch, heads, dim, dim+dimV], has the maps M | R of the segments
 // that p.Maps lists, and is workspace from then on. In the backward pass they are M^T | N. Finish sets states,
-// [segments*batch, heads, dim, dimV], to the state before each segment of the rank; in the backward pass, to the
-// gradient of the state after it. Both are dense, of the type in which maps are composed, and have a segment's samples
-// side by side. Begin allocates workspace from the arena, which the caller releases after Finish.
+// [len(p.States)*batch, heads, dim, dimV], to the states before the segments that p.States lists; in the backward pass,
+// to the gradients of the states after them. Both are dense, of the type in which maps are composed, and have a
+// segment's samples side by side. Begin allocates workspace from the arena, which the caller releases after Finish.
 func (s *Scan) Begin(states, maps View, p *Pass) (*Moving, error) {
-	x := &Moving{Scan: s, pass: p, batch: states.Len(tensor.Batch) / max(1, p.Segments), states: states, maps: maps}
-	if n := maps.Len(tensor.Batch); n != x.batch*len(p.Maps) {
-		return nil, fmt.Errorf("%d maps for %d samples; the pass reads those of %d segments, Pass.Maps", n, x.batch,
+	n, m := states.Len(tensor.Batch), maps.Len(tensor.Batch)
+	batch := (n + m) / max(1, len(p.States)+len(p.Maps))
+	if n != batch*len(p.States) || m != batch*len(p.Maps) {
+		return nil, fmt.Errorf("%d states and %d maps; the pass has %d and %d for each sample", n, m, len(p.States),
 			len(p.Maps))
 	}
 	heads, dim, dimV := states.Len(tensor.Seq), states.Len(tensor.Heads), states.Len(tensor.Dim)
-	x.work = s.Arena.Alloc(states.DType(), (p.Slots-len(p.Maps))*x.batch, heads, dim, dim+dimV)
+	work := func(slots, cols int) View { return s.Arena.Alloc(states.DType(), slots*batch, heads, dim, cols) }
+	x := &Moving{Scan: s, pass: p, batch: batch,
+		states: [2]View{states, work(p.StateSlots-len(p.States), dimV)},
+		maps:   [2]View{maps, work(p.MapSlots-len(p.Maps), dim+dimV)}}
 	defer s.label(round(0))()
 	for _, r := range p.Results {
 		result := x.view(Slot{At: r.Map}).Slice(tensor.Dim, dim, dim+dimV)
@@ -88,9 +92,6 @@ func (x *Moving) Finish() error {
 				return fmt.Errorf("%s: %w", round(i), err)
 			}
 		}
-	}
-	for _, at := range x.pass.Begins { // only now: round 0 sends results from there
-		x.Mover.Zero(x.view(Slot{State: true, At: at}))
 	}
 	return nil
 }
@@ -125,11 +126,13 @@ func (x *Moving) messages(moves []Move) (list []comm.Message) {
 }
 
 func (x *Moving) view(s Slot) View {
-	v, at := x.maps, s.At
+	of, own, at := &x.maps, len(x.pass.Maps), s.At
 	if s.State {
-		v = x.states
-	} else if own := len(x.pass.Maps); at >= own {
-		v, at = x.work, at-own
+		of, own = &x.states, len(x.pass.States)
+	}
+	v := of[0]
+	if at >= own {
+		v, at = of[1], at-own
 	}
 	return v.Slice(tensor.Batch, at*x.batch, (at+1)*x.batch)
 }

@@ -167,7 +167,7 @@ func runStates(t *testing.T, x *partition.Segments, maps tensor.View, backward b
 		for i, place := range p.Maps {
 			tensor.Copy(of(own, i), of(maps, x.Own[rank][place]))
 		}
-		states := tensor.New(tensor.F64, p.Segments*batch, heads, dim, dimV)
+		states := tensor.New(tensor.F64, len(p.States)*batch, heads, dim, dimV)
 		fill(states, math.NaN())
 		moving, err := s.Begin(states, own, p)
 		if err == nil {
@@ -176,8 +176,8 @@ func runStates(t *testing.T, x *partition.Segments, maps tensor.View, backward b
 		if err == nil {
 			err = s.Stream.Sync(context.Background())
 		}
-		for place, i := range x.Own[rank] {
-			tensor.Copy(of(all, i), of(states, place))
+		for slot, place := range p.States {
+			tensor.Copy(of(all, x.Own[rank][place]), of(states, slot))
 		}
 		return err
 	})
@@ -329,7 +329,7 @@ func TestTrafficOfAZigzag(t *testing.T) {
 		p, sent, meter := &s.Forward, &counter{}, tensor.NewMeter()
 		loop := scan.Scan{Kernel: idler{}, Comm: sent, Mover: idler{}, Stream: stream, Arena: meter}
 		own := tensor.NewMeter()
-		moving, err := loop.Begin(own.Alloc(tensor.F32, p.Segments, 32, 128, 128),
+		moving, err := loop.Begin(own.Alloc(tensor.F32, len(p.States), 32, 128, 128),
 			own.Alloc(tensor.F32, len(p.Maps), 32, 128, 256), p)
 		if err == nil {
 			err = moving.Finish()
@@ -408,7 +408,10 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	s := scan.Scan{}
-	if _, err := s.Begin(states, maps.Slice(tensor.Batch, 0, 1), p); err == nil {
-		t.Error("no error of one map for two segments")
+	for _, n := range [][2]int{{3, 2}, {2, 3}} {
+		states, maps := tensor.New(tensor.F64, n[0], heads, dim, dimV), tensor.New(tensor.F64, n[1], heads, dim, dim+dimV)
+		if _, err := s.Begin(states, maps, p); err == nil {
+			t.Errorf("%d states and %d maps of a pass with 2 and 2: no error", n[0], n[1])
+		}
 	}
 }

@@ -7,8 +7,9 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// Slot is room for one map or one state, of every sample of the batch. State slots 0, 1, ... are the states of the
-// rank's segments, by Segment.Place. The first map slots are the maps that the rank computed, the others workspace.
+// Slot is room for one map or one state, of every sample of the batch. The first state slots are the results of the
+// pass, in the order of Pass.States. The first map slots are its inputs, in the order of Pass.Maps. The rest is
+// workspace.
 type Slot struct {
 	State bool // not a map
 	At    int
@@ -33,14 +34,14 @@ type Round struct {
 }
 
 // Pass is one rank's part of the exchange of states in one direction. The first segment of a document is the first in
-// that direction: in the backward pass, the last of the sequence.
+// that direction: in the backward pass, the last of the sequence. Its state is 0, and has no slot.
 type Pass struct {
-	Segments int      // of the rank: its state slots
-	Maps     []int    // places of the segments to compute maps of: all that another one follows
-	Slots    int      // map slots, with those
-	Results  []Result // before round 0
-	Rounds   []Round
-	Begins   []int // places of the first segments of documents, which have state zero
+	States     []int    // places of the segments to set states of: all after another one
+	Maps       []int    // places of the segments to compute maps of: all that another one follows
+	StateSlots int      // of States and workspace
+	MapSlots   int      // of Maps and workspace
+	Results    []Result // before round 0
+	Rounds     []Round
 }
 
 // States is one rank's part of the exchange of states, as data.
@@ -60,8 +61,8 @@ func NewStates(x *partition.Segments, rank int) *States {
 }
 
 func newPass(x *partition.Segments, rank int, backward bool) Pass {
-	own := x.Own[rank]
-	p := &planner{rank: rank, Pass: Pass{Segments: len(own)}, slots: make([]int, len(own))}
+	own := len(x.Own[rank])
+	p := &planner{rank: rank, slots: make([]int, own), states: make([]int, own)}
 	var chains [][]partition.Segment
 	longest := 0
 	for _, doc := range x.Docs {
@@ -73,21 +74,26 @@ func newPass(x *partition.Segments, rank int, backward bool) Pass {
 			chain = slices.Clone(chain)
 			slices.Reverse(chain)
 		}
-		if p.has(&chain[0]) {
-			p.Begins = append(p.Begins, chain[0].Place)
-		}
-		for i := range chain[:len(chain)-1] {
-			if s := &chain[i]; p.has(s) {
+		for i := range chain {
+			s := &chain[i]
+			if p.has(s) && i > 0 {
+				p.States = append(p.States, s.Place)
+			}
+			if p.has(s) && i < len(chain)-1 {
 				p.Maps = append(p.Maps, s.Place)
 			}
 		}
 		chains, longest = append(chains, chain), max(longest, len(chain))
 	}
+	slices.Sort(p.States)
 	slices.Sort(p.Maps)
+	for slot, place := range p.States {
+		p.states[place] = slot
+	}
 	for slot, place := range p.Maps {
 		p.slots[place] = slot
 	}
-	p.Slots = len(p.Maps)
+	p.StateSlots, p.MapSlots = len(p.States), len(p.Maps)
 	if longest > 1 {
 		p.round(chains, p.shift)
 	}
@@ -101,6 +107,7 @@ func newPass(x *partition.Segments, rank int, backward bool) Pass {
 type planner struct {
 	Pass
 	rank        int
+	states      []int // of each own segment: its state; of the first of a document, the state after it
 	slots       []int // of each own segment: its own map, then its window
 	free, freed []int // map slots that receive again, from this round or from the next one on
 }
@@ -120,10 +127,13 @@ func (p *planner) shift(chain []partition.Segment) {
 	for i := len(chain) - 2; i >= 0; i-- {
 		from, to := &chain[i], &chain[i+1]
 		if i == 0 && p.has(from) {
-			at := from.Place // its state is set when the pass ends
+			at := p.StateSlots
 			if p.has(to) {
-				at = to.Place
+				at = p.states[to.Place]
+			} else {
+				p.StateSlots++
 			}
+			p.states[from.Place] = at
 			p.Results = append(p.Results, Result{State: at, Map: p.slots[from.Place]})
 		}
 		came := p.hand(from, to, i == 0)
@@ -147,7 +157,7 @@ func (p *planner) double(chain []partition.Segment, distance int) {
 		window := Slot{At: p.slots[to.Place]}
 		c := Compose{Dst: window, Later: window, Earlier: came}
 		if state {
-			c.Dst = Slot{State: true, At: to.Place}
+			c.Dst = Slot{State: true, At: p.states[to.Place]}
 		} else if !p.has(from) {
 			p.freed = append(p.freed, came.At)
 		}
@@ -163,13 +173,13 @@ func (p *planner) hand(from, to *partition.Segment, state bool) (came Slot) {
 	if p.has(from) {
 		came = Slot{At: p.slots[from.Place]}
 		if state {
-			came = Slot{State: true, At: from.Place}
+			came = Slot{State: true, At: p.states[from.Place]}
 		}
 		if !p.has(to) {
 			last.Send = append(last.Send, Move{to.Rank, came})
 		}
 	} else if p.has(to) {
-		came = Slot{State: true, At: to.Place}
+		came = Slot{State: true, At: p.states[to.Place]}
 		if !state {
 			came = Slot{At: p.take()}
 		}
@@ -185,8 +195,8 @@ func (p *planner) take() int {
 		p.free = p.free[:n]
 		return slot
 	}
-	p.Slots++
-	return p.Slots - 1
+	p.MapSlots++
+	return p.MapSlots - 1
 }
 
 // Halo is one rank's part of the exchange of the rows before its segments, as data. Block.Buf 0 is the rank's own rows,

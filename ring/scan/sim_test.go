@@ -111,7 +111,7 @@ func simulate(x *partition.Segments, maps []affine, passes []*scan.Pass) (states
 	rounds := 0
 	for rank, p := range passes {
 		rounds = max(rounds, len(p.Rounds))
-		slots[rank], states[rank] = make([]affine, p.Slots), make([]affine, p.Segments)
+		slots[rank], states[rank] = make([]affine, p.MapSlots), make([]affine, p.StateSlots)
 		for slot, place := range p.Maps {
 			slots[rank][slot] = maps[x.Own[rank][place]]
 		}
@@ -157,11 +157,6 @@ func simulate(x *partition.Segments, maps []affine, passes []*scan.Pass) (states
 		}
 		if len(wires) > 0 {
 			return nil, fmt.Sprintf("%d messages of round %d are not received", len(wires), round)
-		}
-	}
-	for rank, p := range passes {
-		for _, place := range p.Begins {
-			states[rank][place] = affine{state: true, set: true}
 		}
 	}
 	return states, ""
@@ -211,7 +206,11 @@ func checkStates(x *partition.Segments, step []affine, backward bool, passes []*
 		return fault
 	}
 	for i, s := range x.All {
-		if got := states[s.Rank][s.Place]; got != want[i] {
+		got := affine{state: true, set: true}
+		if slot, found := slices.BinarySearch(passes[s.Rank].States, s.Place); found {
+			got = states[s.Rank][slot]
+		}
+		if got != want[i] {
 			return fmt.Sprintf("segment %d, %+v, has state %+v, want %+v", i, s, got, want[i])
 		}
 	}
@@ -254,11 +253,11 @@ func TestStatesEqualTheRecurrence(t *testing.T) {
 	}
 }
 
-// checkSize checks the number of rounds of each rank, the maps that it computes, and its room for maps.
+// checkSize checks the number of rounds of each rank, the maps that it computes, the states that it sets, and its room.
 func checkSize(t *testing.T, x *partition.Segments, backward bool, passes []*scan.Pass) {
 	t.Helper()
 	for rank, p := range passes {
-		rounds, maps := 0, []int{}
+		rounds, states, maps := 0, []int{}, []int{}
 		for place, i := range x.Own[rank] {
 			doc := x.Docs[x.All[i].Doc]
 			if doc.Len() > 1 {
@@ -267,13 +266,17 @@ func checkSize(t *testing.T, x *partition.Segments, backward bool, passes []*sca
 			if !backward && i < doc.Hi-1 || backward && i > doc.Lo {
 				maps = append(maps, place)
 			}
+			if !backward && i > doc.Lo || backward && i < doc.Hi-1 {
+				states = append(states, place)
+			}
 		}
-		if len(p.Rounds) != rounds || !slices.Equal(p.Maps, maps) || p.Segments != len(x.Own[rank]) {
-			t.Fatalf("rank %d of %+v has %d rounds, want %d; maps of %v, want %v; %d segments", rank, x, len(p.Rounds),
-				rounds, p.Maps, maps, p.Segments)
+		if len(p.Rounds) != rounds || !slices.Equal(p.Maps, maps) || !slices.Equal(p.States, states) {
+			t.Fatalf("rank %d of %+v has %d rounds, want %d; maps of %v, want %v; states of %v, want %v", rank, x,
+				len(p.Rounds), rounds, p.Maps, maps, p.States, states)
 		}
-		if p.Slots > 2*len(x.Own[rank]) {
-			t.Fatalf("rank %d has room for %d maps of %d segments", rank, p.Slots, len(x.Own[rank]))
+		if p.MapSlots > 2*len(x.Own[rank]) || p.StateSlots > len(x.Own[rank]) {
+			t.Fatalf("rank %d has room for %d maps and %d states of %d segments", rank, p.MapSlots, p.StateSlots,
+				len(x.Own[rank]))
 		}
 	}
 }
@@ -291,7 +294,7 @@ func TestSimulationSeesFaults(t *testing.T) {
 		"another round":            func(p []*scan.Pass) { r := p[1].Rounds; r[1], r[2] = r[2], r[1] },
 		"an arrival over a window": func(p []*scan.Pass) { p[4].Rounds[1].Recv[0].Slot = first(p[4]).Later },
 		"no result":                func(p []*scan.Pass) { p[0].Results = nil },
-		"no zero":                  func(p []*scan.Pass) { p[0].Begins = nil },
+		"a state too few":          func(p []*scan.Pass) { p[2].States = nil },
 	} {
 		passes := passesOf(schedules(x), false)
 		if fault := checkStates(x, step, false, passes); fault != "" {

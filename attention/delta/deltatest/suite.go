@@ -58,11 +58,25 @@ type Case struct {
 	Drop            float64 // g of every fifth row, unless it is 0
 	Beta            float64 // factor of beta = sigmoid(x)
 	Gaps            bool    // views have gaps between and around rows, and o, dq, dk and dv their other type
+	All             bool    // all segments are entered and left with states; else two of three are
+}
+
+// states returns the segments with a state before them, and with a gradient of the state after them.
+func (c Case) states() (entered, followed []int) {
+	for i := range c.Segments {
+		if c.All || i%3 != 1 {
+			entered = append(entered, i)
+		}
+		if c.All || i%3 != 2 {
+			followed = append(followed, i)
+		}
+	}
+	return entered, followed
 }
 
 func cases() (cs []Case) {
 	add := func(name string, change func(*Case)) {
-		c := Case{name, 1, 1, 1, 16, 16, docs(70), 1, 0, 1, false}
+		c := Case{name, 1, 1, 1, 16, 16, docs(70), 1, 0, 1, false, false}
 		change(&c)
 		cs = append(cs, c)
 	}
@@ -134,16 +148,19 @@ type values map[string][]float64
 
 // shape returns the shape of a tensor. The sequence has two rows more than the segments.
 func (c Case) shape(name string) [4]int {
-	seq, n := c.Segments[len(c.Segments)-1].Hi+2, len(c.Segments)*c.Batch
+	seq := c.Segments[len(c.Segments)-1].Hi + 2
+	entered, followed := c.states()
 	switch name {
 	case "q", "k", "dq", "dk":
 		return [4]int{c.Batch, seq, c.KeyHeads, c.Dim}
 	case "g", "beta", "dg", "dbeta":
 		return [4]int{c.Batch, seq, c.Heads, 1}
-	case "state", "dstate":
-		return [4]int{n, c.Heads, c.Dim, c.DimV}
+	case "state":
+		return [4]int{len(entered) * c.Batch, c.Heads, c.Dim, c.DimV}
+	case "dstate":
+		return [4]int{len(followed) * c.Batch, c.Heads, c.Dim, c.DimV}
 	case "maps", "dmaps":
-		return [4]int{n, c.Heads, c.Dim, c.Dim + c.DimV}
+		return [4]int{len(c.Segments) * c.Batch, c.Heads, c.Dim, c.Dim + c.DimV}
 	}
 	return [4]int{c.Batch, seq, c.Heads, c.DimV}
 }
@@ -196,6 +213,7 @@ type set struct {
 
 func (c Case) place(t testing.TB, rig Rig, dtype tensor.DType, in values) *set {
 	s := &set{t, rig, delta.Args{Segments: c.Segments, Scale: 1 / math.Sqrt(float64(c.Dim))}, map[string]tensor.View{}}
+	s.Entered, s.Followed = c.states()
 	for i, view := range s.Views() {
 		name := delta.Names[i]
 		n := c.shape(name)
@@ -227,14 +245,16 @@ func (s *set) must(errs ...error) {
 	}
 }
 
-// call makes calls. A kernel must have its own copy of the segments.
+// call makes calls. A kernel must have its own copies of the lists.
 func (s *set) call(calls ...func(delta.Args) error) {
 	s.Helper()
 	for _, f := range calls {
 		a := s.Args
-		a.Segments = slices.Clone(s.Segments)
+		a.Segments, a.Entered, a.Followed = slices.Clone(s.Segments), slices.Clone(s.Entered), slices.Clone(s.Followed)
 		s.must(f(a))
 		clear(a.Segments)
+		clear(a.Entered)
+		clear(a.Followed)
 	}
 }
 
@@ -287,7 +307,7 @@ func (s *set) check(name string, v tensor.View, want []float64) {
 
 // checkPieces cuts a document, chains the maps of its pieces and holds their results to those of the whole.
 func checkPieces(t *testing.T, rig Rig, dtype tensor.DType) {
-	c := Case{"pieces", 2, 2, 4, 16, 32, docs(230), 0.05, 0, 1, false}
+	c := Case{"pieces", 2, 2, 4, 16, 32, docs(230), 0.05, 0, 1, false, true}
 	in := c.inputs(dtype)
 	want := c.answer(t, dtype.String(), in)
 	c.Segments = docs(30, 65, 1, 134)
@@ -322,7 +342,7 @@ func checkPieces(t *testing.T, rig Rig, dtype tensor.DType) {
 
 // checkStates holds M to e^(sum of g) I where beta is 0: in the type of sums, whatever the type of q, k and v.
 func checkStates(t *testing.T, rig Rig, dtype tensor.DType) {
-	c := Case{"states", 1, 1, 1, 16, 16, docs(1000), 1e-3, 0, 0, false}
+	c := Case{"states", 1, 1, 1, 16, 16, docs(1000), 1e-3, 0, 0, false, false}
 	in := c.inputs(dtype)
 	s := c.place(t, rig, dtype, in)
 	s.call(s.Kernel.Summarize, s.Kernel.SummarizeBackward)
@@ -345,7 +365,7 @@ func checkStates(t *testing.T, rig Rig, dtype tensor.DType) {
 
 // checkNonFinite puts a NaN or an infinity into each input, in the second of three documents.
 func checkNonFinite(t *testing.T, rig Rig, dtype tensor.DType) {
-	c := Case{"not finite", 2, 2, 4, 16, 16, docs(5, 90, 9), 1, 0, 1, false}
+	c := Case{"not finite", 2, 2, 4, 16, 16, docs(5, 90, 9), 1, 0, 1, false, true}
 	in := c.inputs(dtype)
 	clean := c.answer(t, dtype.String(), in)
 	for at, name := range inputs {
@@ -399,7 +419,7 @@ func (c Case) reaches(b, row, keyHead int, result string, i int) bool {
 
 // checkFaults gives wrong arguments, which are errors.
 func checkFaults(t *testing.T, rig Rig) {
-	c := Case{"faults", 1, 2, 4, 16, 16, docs(4, 4), 1, 0, 1, false}
+	c := Case{"faults", 1, 2, 4, 16, 16, docs(4, 4), 1, 0, 1, false, true}
 	in := c.inputs(tensor.F32)
 	one := func(v *tensor.View) { *v = v.Slice(tensor.Batch, 0, 1) }
 	wide := tensor.NewView(rig.Upload(tensor.New(tensor.F32, 640)).Memory(), tensor.F32, 0, c.shape("k"),
@@ -417,6 +437,9 @@ func checkFaults(t *testing.T, rig Rig) {
 		"segments that overlap": func(s *set) { s.Segments = []delta.Segment{{Lo: 0, Hi: 5}, {Lo: 4, Hi: 8}} },
 		"an empty segment":      func(s *set) { s.Segments = docs(4, 0) },
 		"a segment too long":    func(s *set) { s.Segments = docs(4, 7) },
+		"a place twice":         func(s *set) { s.Entered = []int{1, 1} },
+		"a place below 0":       func(s *set) { s.Followed = []int{-1, 0} },
+		"a place too large":     func(s *set) { s.Followed = []int{0, 2} },
 		"states of one segment": func(s *set) { one(&s.State); one(&s.DState); one(&s.Maps); one(&s.DMaps) },
 	} {
 		s := c.place(t, rig, tensor.F32, in)

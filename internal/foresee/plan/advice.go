@@ -163,7 +163,7 @@ func (a *adviser) search(s smaller, change factored) (advice string, factor int)
 	}
 	for i := sort.Search(len(list), func(i int) bool { return a.lacks(&list[i]) == 0 }); i < len(list); i++ {
 		var err error
-		if list[i].demand, err = demandOf(&list[i].cfg, a.on, nil); err == nil && a.lacks(&list[i]) == 0 {
+		if list[i].demand, err = demandOf(&list[i].cfg, a.on, nil, nil); err == nil && a.lacks(&list[i]) == 0 {
 			return list[i].advice, i
 		}
 	}
@@ -311,11 +311,10 @@ func (d *demand) less(factor int) *demand {
 
 // measured returns the memory of a run by of, with advice by alike if it does not fit.
 func measured(of, alike measure, cfg *config.Config, ranks int, machine machine.Machine, data *Data) (Memory, error) {
-	d, err := demandOf(cfg, machine, nil)
+	d, err := demandOf(cfg, machine, data, nil)
 	if err != nil {
 		return Memory{}, err
 	}
-	d.data(data)
 	m, err := of(cfg, ranks, machine, d)
 	return m.advised(alike, cfg, ranks, machine, d), err
 }

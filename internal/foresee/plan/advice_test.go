@@ -26,7 +26,7 @@ func planned(t *testing.T, device string, ranks int, mib int64, set ...string) M
 // unadvised returns the memory that Fit chooses, without advice, which takes longer.
 func unadvised(t *testing.T, cfg *config.Config, ranks int, on machine.Machine) Memory {
 	t.Helper()
-	d, err := demandOf(cfg, on, nil)
+	d, err := demandOf(cfg, on, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -166,7 +166,7 @@ func (d *Decider) fits(cfg *config.Config, ranks int, o *option) (bool, error) {
 		return false, nil
 	}
 	c.Parallel.Backend = o.Strategy.Backend // its workspace counts
-	demand, err := demandOf(c, d.Machine, nil)
+	demand, err := demandOf(c, d.Machine, &Data{First: d.docs}, nil)
 	if err != nil {
 		return false, err
 	}

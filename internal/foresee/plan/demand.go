@@ -16,13 +16,14 @@ import (
 	"github.com/cprun/cprun/internal/text/data"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/ring/scan"
 )
 
 // A demand holds the largest demands of the ranks of a context group. They do not depend on recomputation and on the
 // chunks of the loss, so that Fit, which tries several, finds them once.
 type demand struct {
 	tokens            int                           // of a sample
-	segments          int                           // of a rank, with layers that have a recurrent state
+	segments, states  int                           // of a rank, with layers that have a recurrent state
 	buffers           int64                         // bytes of the ring's arena, for one layer, forward and backward
 	forward, backward int64                         // bytes sent for all layers of one micro batch
 	works             map[planner.Work]planner.Work // by the same heads, without rows and calls
@@ -34,28 +35,40 @@ type demand struct {
 // demandOf runs the attention of ranks over a planner.Recorder. It shows the hops of the widest window to see, if it is
 // not nil.
 //
-// A plan does not know the documents of packed samples, but the buffers follow from them. It takes the most of three
-// samples: one document; two, for a rank that needs almost all rows; three, for a rank that receives its own gradients
-// beside those of others. The last two have no window: with scattered chunks, a rank may need all rows under any.
-// Other samples may take more, see TestBuffersOfPackedDocuments.
-func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, hops []Hop)) (*demand, error) {
+// The buffers and segments of packed samples follow from their documents. A plan takes the most of four samples: the
+// first one of the run, if data has it; one document; two, for a rank that needs almost all rows; three, for a rank
+// that receives its own gradients and others at once. Samples of documents have no window: with scattered chunks, a
+// rank may need all rows under any. Other samples may take more, see TestBuffersOfPackedDocuments. Only the number of
+// states is an upper bound, in a layout that does not follow documents: one document has most.
+func demandOf(cfg *config.Config, on machine.Machine, data *Data, see func(rank int, hops []Hop)) (*demand, error) {
 	d, samples := &demand{works: map[planner.Work]planner.Work{}, kept: map[kept]model.Memory{},
 		layouts: map[int]*model.FlatLayout{}}, [][]int{nil}
+	if data == nil {
+		data = &Data{}
+	}
+	d.held, d.encoding = data.HeldBytes, data.EncodingBytes
 	if n := cfg.Data.SeqLen; cfg.Data.PackDocuments && n > 2 {
 		samples = append(samples, []int{n - 1, 1}, []int{(n + 2) / 3, (n + 1) / 3, n / 3})
+		if data.First != nil {
+			samples = append(samples, data.First)
+		}
 	}
 	for _, docs := range samples {
-		if err := d.cover(cfg, machine, docs, see); err != nil {
+		if err := d.cover(cfg, on, docs, see); err != nil {
 			return nil, err
 		}
 		see = nil
 	}
 	switch a := cfg.Parallel.Algorithm; {
 	case len(samples) == 1:
+		return d, nil
 	case widest(cfg).Window >= 0 && (a == "ring" || a == "hierarchical"): // rows may come in one hop, and go back in one
-		d.buffers, d.segments = d.buffers+d.buffers/2, d.segments+d.segments/2
+		d.buffers += d.buffers / 2
 	default:
-		d.buffers, d.segments = d.buffers+d.buffers/16, d.segments+d.segments/16
+		d.buffers += d.buffers / 16
+	}
+	if d.segments += d.segments / 2; cfg.Parallel.Layout.ByDocument() {
+		d.states += (d.states + 1) / 2
 	}
 	return d, nil
 }
@@ -66,13 +79,6 @@ func (d *demand) flat(cfg *config.Config, ranks int) *model.FlatLayout {
 		d.layouts[ranks] = model.NewLayout(&cfg.Model.Config, ranks)
 	}
 	return d.layouts[ranks]
-}
-
-// data sets the memory for data; nil: unknown.
-func (d *demand) data(of *Data) {
-	if of != nil {
-		d.held, d.encoding = of.HeldBytes, of.EncodingBytes
-	}
 }
 
 // cover raises d to the demands of a sample of these documents; nil: one. It runs several ranks at a time, for each
@@ -125,7 +131,8 @@ func (d *demand) cover(cfg *config.Config, machine machine.Machine, docs []int, 
 	}
 	for i := range ranks {
 		r := &ranks[i]
-		d.tokens, d.buffers, d.segments = max(d.tokens, r.tokens), max(d.buffers, r.buffers), max(d.segments, r.segments)
+		d.tokens, d.buffers = max(d.tokens, r.tokens), max(d.buffers, r.buffers)
+		d.segments, d.states = max(d.segments, r.segments), max(d.states, r.states)
 		if docs == nil {
 			d.forward, d.backward = max(d.forward, r.forward), max(d.backward, r.backward)
 		}
@@ -163,6 +170,7 @@ func recurring(cfg *config.Config, docs []int, list []int, ranks []demand) error
 			times := int64(n * (cfg.Train.MicroBatchSize / a.Batch))
 			d.forward, d.backward = d.forward+times*forward, d.backward+times*backward
 			d.buffers, d.segments = max(d.buffers, r.Buffers()), len(x.Own[rank])
+			d.states = len(scan.NewStates(x, rank).Forward.States)
 		}
 	}
 	return nil

@@ -247,7 +247,7 @@ func TestPlansOfThousands(t *testing.T) {
 // Equal layers get equal times. The embedding and its gradients, the head and the loss are outside of them.
 func TestRehearsalDividesAPass(t *testing.T) {
 	cfg := load(t, 1)
-	d, err := demandOf(cfg, machine.CPU(), nil)
+	d, err := demandOf(cfg, machine.CPU(), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

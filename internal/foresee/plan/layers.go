@@ -47,7 +47,7 @@ func (d *demand) activations(cfg *config.Config, m *Memory) model.Memory {
 	acts, ok := d.kept[key]
 	if !ok {
 		opt := m.options(cfg)
-		opt.Segments = d.segments
+		opt.Segments, opt.States = d.segments, d.states
 		acts = model.Plan(&cfg.Model.Config, opt, key.batch, key.tokens, backend.DType(cfg))
 		d.kept[key] = acts
 	}

@@ -116,11 +116,10 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	if p.Hops = make([]RankHops, min(spec.Size, maxRankHops)); o.Quick {
 		see, p.Hops = nil, []RankHops{}
 	}
-	d, err := demandOf(cfg, o.Machine, see)
+	d, err := demandOf(cfg, o.Machine, o.Data, see)
 	if err != nil {
 		return nil, err
 	}
-	d.data(o.Data)
 	if p.Memory, err = fit(cfg, ranks, o.Machine, d); err != nil {
 		return nil, err
 	}

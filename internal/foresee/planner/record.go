@@ -106,8 +106,8 @@ func (r *Recorder) Recur(x *partition.Segments, rank int, a Attention, rows int)
 	states, halo := scan.NewStates(x, rank), scan.NewHalo(x, rank, d.Conv-1)
 	in := data.Alloc(a.DType, a.Batch, rows, 1, d.Channels())
 	before := data.Alloc(a.DType, n*a.Batch, d.Conv-1, 1, d.Channels())
-	args := delta.Args{State: data.Alloc(attention.AccumulatorType(a.DType), n*a.Batch, d.Heads, d.Dim, d.DimV),
-		Segments: make([]delta.Segment, n)}
+	args := delta.Args{Q: data.Alloc(a.DType, a.Batch, rows, d.KeyHeads, d.Dim), Segments: make([]delta.Segment, n),
+		State: data.Alloc(attention.AccumulatorType(a.DType), len(states.Forward.States)*a.Batch, d.Heads, d.Dim, d.DimV)}
 	at := r.Sent
 	err = errors.Join(s.Halo(before, in, halo), s.Forward(args, states, nil))
 	forward, at = r.Sent-at, r.Sent

@@ -42,6 +42,9 @@ func newStates(cfg *hf.Config, dev *device.Device) (*states, error) {
 // Segments returns the rows of the pass, which continue the tokens before.
 func (s *states) Segments() []partition.Range { return []partition.Range{{Lo: 0, Hi: s.rows}} }
 
+// States returns 1: the rows begin with the state after the tokens before.
+func (*states) States() int { return 1 }
+
 // Halo sets before to the last rows of the passes before, and keeps those of this one.
 func (s *states) Halo(layer int, before, x View) error {
 	kept, ops := s.before[layer], s.dev.Ops
@@ -59,6 +62,7 @@ func (s *states) Recur(layer int, a delta.Args, beside func()) error {
 	state := s.state[layer]
 	shape := state.Shape()
 	s.dev.Ops.Copy(a.State, state)
+	a.Entered = []int{0}
 	a.Maps = s.arena.Alloc(tensor.F32, shape[0], shape[1], shape[2], shape[2]+shape[3])
 	beside()
 	return errors.Join(s.dev.Delta.Forward(a), s.dev.Delta.Summarize(a), s.dev.Delta.Compose(state, a.Maps, state))

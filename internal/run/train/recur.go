@@ -47,6 +47,9 @@ func (r *recur) begin(s partition.Shape, rank int) error {
 // Segments lists the segments of this rank's rows.
 func (r *recur) Segments() []partition.Range { return r.own }
 
+// States counts the segments that follow another one of their document.
+func (r *recur) States() int { return len(r.states.Forward.States) }
+
 // Halo sets before to the rows before each segment.
 func (r *recur) Halo(_ int, before, x View) error { return r.scan.Halo(before, x, r.halo) }
 

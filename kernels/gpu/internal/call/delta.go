@@ -201,9 +201,9 @@ func (c *Delta) run(waves []deltaWave) {
 		for _, w := range slices.Backward(waves) {
 			c.prepare(w)
 			c.chain("forward", w, c.before(w, w.number), source.Strided{}, source.DeltaKeep)
-			from, to := grads, grads
+			from, to := deltaFrom{grads, []int{w.first}}, grads
 			if w.ends {
-				from = c.state(c.DState, w.first)
+				from = deltaFrom{c.state(c.DState, 0), c.Followed}
 			}
 			if w.begins {
 				to = source.Strided{}
@@ -215,10 +215,16 @@ func (c *Delta) run(waves []deltaWave) {
 	}
 }
 
-// state returns the states of a view since a segment, as the kernels take them: rows along Seq.
-func (c *Delta) state(v View, segment int) source.Strided {
+// A deltaFrom is the states that the listed segments begin with. Others begin with 0, or as maps with I | 0.
+type deltaFrom struct {
+	source.Strided
+	segments []int
+}
+
+// state returns the states or maps of a view since the i-th, as the kernels take them: rows along Seq.
+func (c *Delta) state(v View, i int) source.Strided {
 	batch := v.Stride(tensor.Batch)
-	return source.Strided{At: v.Addr() + uint64(int64(segment)*int64(c.p.Batch)*batch*4), Batch: batch,
+	return source.Strided{At: v.Addr() + uint64(int64(i)*int64(c.p.Batch)*batch*4), Batch: batch,
 		Head: v.Stride(tensor.Seq), Seq: v.Stride(tensor.Heads)}
 }
 
@@ -235,11 +241,11 @@ func (c *Delta) kept(i int) source.Strided {
 }
 
 // before returns the states before a wave: the arguments, or the i-th in the workspace.
-func (c *Delta) before(w deltaWave, i int) source.Strided {
+func (c *Delta) before(w deltaWave, i int) deltaFrom {
 	if w.begins {
-		return c.state(c.State, w.first)
+		return deltaFrom{c.state(c.State, 0), c.Entered}
 	}
-	return c.kept(i)
+	return deltaFrom{c.kept(i), []int{w.first}}
 }
 
 func (c *Delta) prepare(w deltaWave) {
@@ -249,16 +255,23 @@ func (c *Delta) prepare(w deltaWave) {
 // maps adds a chain of maps, which begins with I | 0 if fresh, or else with the maps of the wave before.
 func (c *Delta) maps(kernel string, w deltaWave, maps View, fresh bool) {
 	to := c.state(maps, w.first)
-	from := to
+	from := deltaFrom{to, []int{w.first}}
 	if fresh {
-		from = source.Strided{}
+		from = deltaFrom{}
 	}
 	c.chain(kernel, w, from, to, source.DeltaMapped)
 }
 
-func (c *Delta) chain(kernel string, w deltaWave, from, to source.Strided, flags int32) {
+func (c *Delta) chain(kernel string, w deltaWave, from deltaFrom, to source.Strided, flags int32) {
+	for i := range w.segments {
+		at, found := slices.BinarySearch(from.segments, w.first+i)
+		if !found {
+			at = -1
+		}
+		w.segments[i].From = int32(at)
+	}
 	p := c.p
-	p.From, p.To = from, to
+	p.From, p.To = from.Strided, to
 	p.Flags |= flags
 	columns := int(p.WideV)
 	if flags&source.DeltaMapped != 0 {

@@ -106,7 +106,7 @@ func TestDelta(t *testing.T) {
 // TestDeltaWaves checks calls with workspace for one chunk, on GPUs with little shared memory.
 func TestDeltaWaves(t *testing.T) {
 	c := deltatest.Case{Name: "waves", Batch: 1, KeyHeads: 1, Heads: 1, Dim: 15, DimV: 5,
-		Segments: []delta.Segment{{Lo: 0, Hi: 150}, {Lo: 150, Hi: 170}}, Decay: 0.05, Beta: 1}
+		Segments: []delta.Segment{{Lo: 0, Hi: 70}, {Lo: 70, Hi: 200}, {Lo: 200, Hi: 270}}, Decay: 0.05, Beta: 1}
 	deltatest.Check(t, newDeltaRig(t, source.SmallShared, 1), c, tensor.BF16)
 }
 
@@ -130,7 +130,8 @@ func TestDeltaTypes(t *testing.T) {
 		near.Encode(inputs[i], xs)
 	}
 	run := func(of tensor.DType) (results [][]float64) {
-		a := delta.Args{Scale: 0.25, Segments: []delta.Segment{{Lo: 0, Hi: seq}}}
+		a := delta.Args{Scale: 0.25, Segments: []delta.Segment{{Lo: 0, Hi: seq}}, Entered: []int{0},
+			Followed: []int{0}}
 		for i, v := range a.Views() {
 			dtype := tensor.F32
 			switch name := delta.Names[i]; name {

@@ -94,7 +94,7 @@ func (h *host) launch(l Launch) error {
 // beginning.
 type arguments struct {
 	source.FlashParams
-	More [2048 - unsafe.Sizeof(source.FlashParams{})]byte
+	More [4096 - unsafe.Sizeof(source.FlashParams{})]byte
 }
 
 // argumentsOf converts a struct without gaps to arguments.

@@ -6,7 +6,7 @@
 constexpr int ROWS = 64, COLS = 32, TILE = 128, THREADS = 256, SIZE = sizeof(Stored), SEGMENTS = 96;
 
 struct Segment {
-  int lo, hi, chunk; // its rows; the number of its first chunk
+  int lo, hi, chunk, from; // its rows; the number of its first chunk; the place of its state in from, or -1
 };
 
 // Bits of DeltaParams.flags.
@@ -19,7 +19,7 @@ constexpr int PIECES_O = 4096;  // o has the type of q and aligned pieces
 
 struct DeltaParams {
   Strided q, k, v, g, beta, dout, o, dq, dk, dv, dg, dbeta;
-  Strided from, to; // states before the first chunk and after the last, seq for rows; NULL from: the map I | 0
+  Strided from, to; // states before the first chunk and after the last, seq for rows; none: 0, or the map I | 0
   // For each chunk, batch element and head, in the type of q: T, P, E, X, the states before chunks, and the
   // gradients of states after them; and Factors.
   Stored *t, *p, *e, *x, *s, *ds;

@@ -46,7 +46,7 @@ template <class T, int DIM> struct Part {
   static constexpr int HEIGHT = DIM / 8;
   const DeltaParams& p;
   const Segment& segment;
-  int b, head, key_head, chunks, index; // index: of the state
+  int b, head, key_head, chunks;
   int col, width, at;                   // columns since col of M or R, and the first one's number in a state
   bool front;                           // columns of M
   int state_row, row, from_col;         // this warp's part of a state, and of 64 by 32
@@ -61,7 +61,7 @@ template <class T, int DIM> struct Part {
   __device__ __forceinline__ Part(const DeltaParams& p, const char* shared)
       : p(p), segment(p.segments[blockIdx.z / p.batch]), b(blockIdx.z % p.batch), head(blockIdx.y),
         key_head(head / (p.heads / p.key_heads)), chunks((segment.hi - segment.lo + ROWS - 1) / ROWS),
-        index(blockIdx.z), shared(shared), base(smem_address(shared)) {
+        shared(shared), base(smem_address(shared)) {
     const int warp = threadIdx.x / 32, fronts = p.flags & MAPS ? (p.dim + COLS - 1) / COLS : 0;
     front = int(blockIdx.x) < fronts;
     col = (front ? blockIdx.x : blockIdx.x - fronts) * COLS;
@@ -72,22 +72,22 @@ template <class T, int DIM> struct Part {
     hold<T, DIM, COLS>(state_at(0), s, state_row, 0);
   }
 
-  __device__ __forceinline__ float* state(const Strided& s, int i, int j) const {
+  __device__ __forceinline__ float* state(const Strided& s, int index, int i, int j) const {
     return (float*)s.at + index * s.batch + head * s.head + i * s.seq + at + j;
   }
 
   // first returns an element of the state before the first chunk.
   __device__ __forceinline__ float first(int i, int j) const {
     if (i >= p.dim || j >= width) return 0;
-    return p.from.at ? *state(p.from, i, j) : front && i == col + j;
+    return segment.from < 0 ? front && i == col + j : *state(p.from, segment.from * p.batch + b, i, j);
   }
 
   __device__ __forceinline__ void finish() {
     if (!p.to.at) return;
     pairs(s, state_row, 0, [&](int i, int j, float x, float y) {
       if (i >= p.dim) return;
-      if (j < width) *state(p.to, i, j) = x;
-      if (j + 1 < width) *state(p.to, i, j + 1) = y;
+      if (j < width) *state(p.to, blockIdx.z, i, j) = x;
+      if (j + 1 < width) *state(p.to, blockIdx.z, i, j + 1) = y;
     });
   }
 

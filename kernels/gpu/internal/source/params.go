@@ -273,9 +273,10 @@ type DeltaParams struct {
 	Segments                                                   [DeltaSegments]DeltaSegment
 }
 
-// DeltaSegment is struct Segment of delta.cu: rows of every sample, and the number of its first chunk.
+// DeltaSegment is struct Segment of delta.cuh: rows of every sample, the number of its first chunk, and the place of
+// its state in From, or -1.
 type DeltaSegment struct {
-	Lo, Hi, Chunk int32
+	Lo, Hi, Chunk, From int32
 }
 
 // DeltaSegments is the largest number of segments of a launch.

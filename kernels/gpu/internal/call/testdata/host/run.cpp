@@ -18,7 +18,7 @@ constexpr unsigned STACK = 256 << 10;
 alignas(1024) char shared[MAX_SHARED];
 
 // Params is the largest argument of a kernel, passed by value.
-struct Params { alignas(64) char bytes[2048]; };
+struct Params { alignas(64) char bytes[4096]; };
 
 struct Launch {
   char library[256], kernel[64];
