@@ -76,8 +76,8 @@ var defects = []defect{
 		"	if err := x.sum(sums); err != nil {\n" +
 			"		return fmt.Errorf(\"loss and gradient norm: %w\", err)\n	}\n	x.SumSquares(x.dev.Optim, norm2)\n",
 		"windows", "gradient norm: "},
-	{"updated weights never gathered", "internal/run/train/share.go", "	x.forget()\n	begin := x.fill",
-		"	begin := x.fill", "windows", "weights after two steps: rank 1 reads others than rank 0"},
+	{"updated weights never gathered", "internal/run/train/share.go", "	x.resident.Forget()\n	begin := x.resident.Fill",
+		"	begin := x.resident.Fill", "windows", "weights after two steps: rank 1 reads others than rank 0"},
 	{"the first samples again", "internal/run/train/trainer.go",
 		"t.consumed += int64(t.batch())", "t.consumed += int64(t.batch()) * 0",
 		"windows", "samples of step 2 on one rank"},

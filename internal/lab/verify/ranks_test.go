@@ -83,3 +83,24 @@ func TestPrefixesOfSamples(t *testing.T) {
 		}
 	}
 }
+
+// Keys of layers above a recurrent one are checked too, in documents and without.
+func TestRopeAboveRecurrentLayers(t *testing.T) {
+	t.Parallel()
+	text := must.Have(filepath.Abs("../../../examples/data/gettysburg.txt"))
+	path := writeFile(t, "train.yaml", fmt.Sprintf("model: {architecture: qwen3_5_text, vocab_size: 256, hidden_size: 16, "+
+		"intermediate_size: 24, num_hidden_layers: 3, layer_types: [full_attention, linear_attention, full_attention], "+
+		"num_attention_heads: 2, head_dim: 16, linear_num_key_heads: 2, linear_num_value_heads: 2}\n"+
+		"data: {path: %s, seq_len: 96}\ntrain: {steps: 1, global_batch_size: 2}\noptimizer: {lr: 1.0e-3}\n", text))
+	for _, packed := range []bool{false, true} {
+		one, cfg := runSide(t, path, 1, 96, fmt.Sprintf("data.pack_documents=%t", packed))
+		r := &Report{Compute: "fp32", Ranks: 1, Reasons: map[string]string{}}
+		if r.compareRope(cfg, one); r.Rope == nil || r.Rope.Layers != 2 || !(r.Rope.Error < 1e-5) || len(r.Differences) > 0 {
+			t.Errorf("packed %t: %+v, %v, %v", packed, r.Rope, r.Reasons, r.Differences)
+		}
+		cfg.Model.RopeTheta *= 2
+		if r.compareRope(cfg, one); len(r.Differences) != 2 {
+			t.Errorf("packed %t, another rotary base: %v", packed, r.Differences)
+		}
+	}
+}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
-	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/run/train"
 )
 
@@ -260,7 +259,7 @@ func (r *Report) judge(name string, m moved, all float64) {
 	}
 }
 
-// compareWeights compares the weights that the ranks read with each other, and with those of the optimizer.
+// compareWeights compares the weights that the ranks read with each other, and with the optimizer.
 func (r *Report) compareWeights(one, many *Side) {
 	for rank, sum := range many.weights {
 		if !bytes.Equal(sum, many.weights[0]) {
@@ -331,10 +330,9 @@ func eachPiece(n int, vectors [][]part, f func(pieces [][]float32)) error {
 }
 
 // compareRope compares rotated keys of uniform tokens with the key at position 0, rotated by the config's frequencies.
-// Stretched tables other than linear ones are left out, and layers above a recurrent one: its
-// states differ.
+// It leaves out stretched tables, except linear ones.
 func (r *Report) compareRope(cfg *config.Config, one *Side) {
-	tolerance := 1e-2 // attention over equal values rounds
+	tolerance := 1e-2 // products round
 	if r.Tolerance > 1e-3 {
 		tolerance = 0.1
 	}
@@ -367,8 +365,7 @@ func (r *Report) compareRope(cfg *config.Config, one *Side) {
 		}
 	}
 	if r.Rope = &rope; rope.Layers == 0 {
-		r.Rope, r.Reasons["rope"] = nil, "no layer that is checked rotates keys by a plain table: those below all "+
-			"recurrent ones are, in sequences of two tokens and more"
+		r.Rope, r.Reasons["rope"] = nil, "no layer rotates keys by a plain table, or sequences have one token"
 	}
 }
 
@@ -378,9 +375,6 @@ func sq(x float64) float64 { return x * x }
 // it has such a form.
 func turning(cfg *config.Config, layer int) (theta, factor float64, known bool) {
 	m := &cfg.Model
-	if slices.ContainsFunc(m.Layers()[:layer], func(l hf.Layer) bool { return l.Mixer.Recurs() }) {
-		return 0, 0, false
-	}
 	if len(m.NoRopeLayers) > 0 && m.NoRopeLayers[layer] == 0 {
 		return 0, 1, true
 	}

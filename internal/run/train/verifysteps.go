@@ -314,8 +314,8 @@ func differing(a, b []byte) (n int) {
 	return n
 }
 
-// A uniform is samples whose tokens are all equal. Then every hidden state of a layer is equal, and keys differ only by
-// their rotation.
+// A uniform is samples whose tokens are all equal. Then the hidden states of a layer at the first tokens of documents
+// are equal, and their keys differ only by their rotation.
 type uniform struct{ samples }
 
 // Load replaces all tokens by the first.
@@ -356,6 +356,8 @@ func (t *Trainer) rotated(ctx context.Context, sample int64) (entries []safetens
 			}
 		}
 		rows = map[int]int{0: rows[0], last: rows[last]}
+		lo, hi := min(rows[0], rows[last]), max(rows[0], rows[last]) // both begin a document, with their positions
+		b.docs = []int{lo, hi - lo, b.seqLen - hi}
 	})
 	return entries, err
 }
