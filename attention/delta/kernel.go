@@ -43,9 +43,8 @@ type Args struct {
 	V       View // [batch, seq, heads, dimV]
 	G, Beta View // [batch, seq, heads, 1]: the logarithm of the decay, at most 0, and the rate of replacement
 	DO      View // like V: the gradient of O
-	// State has the states before the segments that Entered lists, and DState the gradients of the states after those
-	// that Followed lists: [len(Entered)*batch, heads, dim, dimV], with sample b of the i-th at i*batch + b. Other
-	// states and gradients are 0.
+	// State has the states before the segments in Entered, and DState the gradients of those after the ones in Followed:
+	// [len(Entered)*batch, heads, dim, dimV], with sample b of the i-th at i*batch + b. Others are 0.
 	State, DState View
 	Maps, DMaps   View // M | R, and M' | N of gradients, of all segments: [len(Segments)*batch, heads, dim, dim+dimV]
 	O             View // like V
@@ -54,8 +53,8 @@ type Args struct {
 
 	Scale    float64   // of O, usually 1/sqrt(dim). +0 is an error.
 	Segments []Segment // ascending, none empty, no overlap; a call reads and writes only their rows
-	// Places in Segments, ascending: of those entered with a state, and those left with one.
-	Entered, Followed []int
+
+	Entered, Followed []int // ascending places in Segments
 }
 
 // Names are the names of Views.

@@ -97,8 +97,7 @@ const (
 	ofAgain     // of a tile that is computed again
 )
 
-// A saved view is [B, S, heads, dim], or with each [segments*B, each, heads, dim]: states of the segments entered with
-// one, and rows before all. With 0 heads the layer lacks it.
+// A saved view is [B, S, heads, dim], or with each [segments*B, each, heads, dim]. With 0 heads the layer lacks it.
 type saved struct {
 	at         *View
 	dtype      tensor.DType

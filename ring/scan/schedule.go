@@ -8,8 +8,7 @@ import (
 )
 
 // Slot is room for one map or one state, of every sample of the batch. The first state slots are the results of the
-// pass, in the order of Pass.States. The first map slots are its inputs, in the order of Pass.Maps. The rest is
-// workspace.
+// pass, in the order of Pass.States, and the first map slots its inputs, of Pass.Maps. The rest is workspace.
 type Slot struct {
 	State bool // not a map
 	At    int
@@ -74,24 +73,22 @@ func newPass(x *partition.Segments, rank int, backward bool) Pass {
 			chain = slices.Clone(chain)
 			slices.Reverse(chain)
 		}
-		for i := range chain {
-			s := &chain[i]
-			if p.has(s) && i > 0 {
-				p.States = append(p.States, s.Place)
-			}
-			if p.has(s) && i < len(chain)-1 {
-				p.Maps = append(p.Maps, s.Place)
-			}
-		}
 		chains, longest = append(chains, chain), max(longest, len(chain))
 	}
-	slices.Sort(p.States)
-	slices.Sort(p.Maps)
-	for slot, place := range p.States {
-		p.states[place] = slot
-	}
-	for slot, place := range p.Maps {
-		p.slots[place] = slot
+	for place, i := range x.Own[rank] {
+		doc := x.Docs[x.All[i].Doc]
+		first, last := i == doc.Lo, i == doc.Hi-1
+		if backward {
+			first, last = last, first
+		}
+		if !first {
+			p.states[place] = len(p.States)
+			p.States = append(p.States, place)
+		}
+		if !last {
+			p.slots[place] = len(p.Maps)
+			p.Maps = append(p.Maps, place)
+		}
 	}
 	p.StateSlots, p.MapSlots = len(p.States), len(p.Maps)
 	if longest > 1 {
