@@ -22,6 +22,7 @@ type View = tensor.View
 // are dense, except in Add, Zero, Copy and Conv.
 type Ops interface {
 	Products
+	ScaledProducts
 	Norms
 	Tokens
 	Elementwise
@@ -41,6 +42,17 @@ type Products interface {
 	LinearDW(dw, dy, x View, accumulate bool)
 	// SumRows adds the sum of the rows of x to sum, [1, 1, 1, n] of the type of parameters: the gradient of a bias.
 	SumRows(sum, x View)
+}
+
+// ScaledProducts are products of matrices in E4M3 with a factor for each row.
+type ScaledProducts interface {
+	// Quantize sets byRow to x [R, C], and byColumn to the transpose of x, [C, N] with N the next multiple of
+	// kernels.ScaledUnit from R, whose columns from R are 0. One of them may be zero.
+	Quantize(byRow, byColumn kernels.Scaled, x View)
+	// ScaledLinear sets y [M, N] to a [M, K] times b [N, K] transposed, plus add, of the shape and type of y, which may be
+	// y. With the zero View as add it adds nothing. y has the type of activations or of parameters. kernels.ScaledUnit
+	// divides N and K. Sums are float32.
+	ScaledLinear(y View, a, b kernels.Scaled, add View)
 }
 
 // Norms are RMSNorms, of rows and of heads, and the rotation after head norms.

@@ -89,6 +89,8 @@ type nopOps struct{}
 func (nopOps) Linear(_, _, _, _ View)                                                        {}
 func (nopOps) LinearDX(_, _, _ View, _ bool)                                                 {}
 func (nopOps) LinearDW(_, _, _ View, _ bool)                                                 {}
+func (nopOps) Quantize(_, _ kernels.Scaled, _ View)                                          {}
+func (nopOps) ScaledLinear(_ View, _, _ kernels.Scaled, _ View)                              {}
 func (nopOps) SumRows(_, _ View)                                                             {}
 func (nopOps) RMSNorm(_, _, _, _ View, _ float64)                                            {}
 func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)                                   {}

@@ -1,9 +1,9 @@
-// Package half converts the 16-bit floats BF16 and F16 to and from float32:
+// Package half converts the floats BF16 and F16, of 16 bits, and E4M3, of 8, to and from float32:
 //
 //	b := half.ToBF16(x)
 //	x = half.FromBF16(b)
 //
-// float32 represents every value of either type exactly. A NaN stays NaN, with its sign and the upper bits of its
+// float32 represents every value of these types exactly. A NaN stays NaN, with its sign and the upper bits of its
 // payload.
 package half
 
