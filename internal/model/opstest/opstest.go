@@ -39,6 +39,8 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		run  func(*rig)
 	}{
 		{"Linear", testLinear},
+		{"Quantize", testQuantize},
+		{"ScaledLinear", testScaledLinear},
 		{"Bias", testBias},
 		{"RMSNorm", testNorm},
 		{"Rope", testRope},
@@ -279,7 +281,7 @@ func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byt
 	r.ops.CrossEntropy(loss, logits, r.ints(targets, 1, seq, 1, 1), 0.5, 0, true)
 
 	results := []View{x, y, inv, gate, one, up, dy, dx, dw, dnorm, dtable, logits, loss}
-	results = append(append(results, r.expertResults()...), r.recurrentResults()...)
+	results = append(append(append(results, r.scaledResults()...), r.expertResults()...), r.recurrentResults()...)
 	h := sha256.New()
 	for _, v := range results {
 		host, err := dev.Download(v)
