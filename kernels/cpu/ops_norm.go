@@ -337,12 +337,7 @@ func (c *Kernels) Linear(y, x, w, add tensor.View) {
 }
 
 func linear[T tensor.Float](c *Kernels, y, x, w, add tensor.View) {
-	p := newProduct(c, y, factorOf[T](x, false), factorOf[T](w, true), x.Cols())
-	if !add.IsZero() {
-		m := memoryOf[T](add)
-		p.begin = &m
-	}
-	c.queue("linear", func() { p.run(c) })
+	newProduct(c, y, factorOf[T](x, false), factorOf[T](w, true), x.Cols()).queue(c, "linear", add)
 }
 
 // LinearDX sets dx [rows, in] to dy [rows, out] times w [out, in], or adds it.

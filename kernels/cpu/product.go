@@ -18,12 +18,14 @@ type product[T tensor.Float] struct {
 }
 
 // A factor is a factor of a product: element (i, j) is at i*ld+j, or at j*ld+i if it is transposed. With gather, the
-// row of the memory is gather[i], or gather[j], instead.
+// row of the memory is gather[i], or gather[j], instead. With codes, elements are values of E4M3 times their row's scale.
 type factor[T tensor.Float] struct {
 	memory[T]
 	ld         int
 	transposed bool
 	gather     []int32
+	codes      []uint8
+	scales     []float32
 }
 
 // Each tile of a product packs its part of the right factor. Large tiles need fewer loads per element, so tiles are as
@@ -36,6 +38,15 @@ const (
 	tileInner = 256
 	perWorker = 3 // at least this many tiles per worker, for balance
 )
+
+// queue queues the product plus add, unless that is the zero View.
+func (p *product[T]) queue(c *Kernels, op string, add tensor.View) {
+	if !add.IsZero() {
+		m := memoryOf[T](add)
+		p.begin = &m
+	}
+	c.queue(op, func() { p.run(c) })
+}
 
 // run computes on all workers.
 func (p *product[T]) run(c *Kernels) { runAll(c, []*product[T]{p}) }
@@ -157,7 +168,7 @@ func (p *product[T]) pack(panels, strip []T, from, rows, j, cols int) {
 	}
 }
 
-// packStrip packs one panel of 16-bit or gathered elements. strip holds them in type T.
+// packStrip packs one panel of loaded elements. strip holds them in type T.
 func (p *product[T]) packStrip(panel, strip []T, from, rows, j, cols int) {
 	b := p.right
 	if b.transposed {
@@ -197,8 +208,8 @@ func (p *product[T]) start(spare []T, i, j, m, n int) simd.Mode {
 	return simd.Add
 }
 
-// copied reports whether tiles copy the left factor. They do if it has 16 bits or is gathered; by columns, if each step
-// of k would touch another page; and by rows, if the rows of a micro-kernel would share one set of the cache.
+// copied reports whether tiles copy the left factor. They do if it is loaded; by columns, if each step of k would touch
+// another page; and by rows, if the rows of a micro-kernel would share one set of the cache.
 func (p *product[T]) copied() bool {
 	switch x := p.left; {
 	case x.loaded():
@@ -227,16 +238,23 @@ func (p *product[T]) leftFrom(mem []T, i, m, from, k int) simd.Left[T] {
 }
 
 // loaded reports whether elements cannot be read in place as a matrix of T.
-func (f factor[T]) loaded() bool { return isHalf(f.dtype) || f.gather != nil }
+func (f factor[T]) loaded() bool { return isHalf(f.dtype) || f.gather != nil || f.codes != nil }
 
 // read reads n elements, the first in column col, of each of some rows of the memory into dst, without gaps.
 func (f factor[T]) read(dst []T, row, col, rows, n int) {
-	if f.gather == nil {
+	switch {
+	case f.codes != nil:
+		for i, scale := range f.scales[row:][:rows] {
+			for k, code := range f.codes[(row+i)*f.ld+col:][:n] {
+				dst[i*n+k] = T(fromE4M3[code]) * T(scale)
+			}
+		}
+	case f.gather == nil:
 		f.loadRows(dst, row*f.ld+col, f.ld, rows, n)
-		return
-	}
-	for i, from := range f.gather[row:][:rows] {
-		f.load(dst[i*n:][:n], int(from)*f.ld+col)
+	default:
+		for i, from := range f.gather[row:][:rows] {
+			f.load(dst[i*n:][:n], int(from)*f.ld+col)
+		}
 	}
 }
 
