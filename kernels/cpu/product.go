@@ -18,7 +18,7 @@ type product[T tensor.Float] struct {
 }
 
 // A factor is a factor of a product: element (i, j) is at i*ld+j, or at j*ld+i if it is transposed. With gather, the
-// row of the memory is gather[i], or gather[j], instead. With codes, elements are values of E4M3 times their row's scale.
+// row of the memory is gather[i], or gather[j], instead. With codes, elements are E4M3 times the scale of their row.
 type factor[T tensor.Float] struct {
 	memory[T]
 	ld         int

@@ -22,71 +22,60 @@ var fromE4M3 = func() (list [256]float32) {
 func (c *Kernels) Quantize(byRow, byColumn kernels.Scaled, x tensor.View) {
 	denseActivations("quantize", x)
 	shape.Quantize("quantize", byRow, byColumn, x)
-	if !byRow.IsZero() {
-		forType(x, quantizeRows[float64], quantizeRows[float32])(c, byRow, x)
-	}
-	if !byColumn.IsZero() {
-		forType(x, quantizeColumns[float64], quantizeColumns[float32])(c, byColumn, x)
-	}
+	c.queue("quantize", func() { forType(x, quantize[float64], quantize[float32])(c, byRow, byColumn, x) })
 }
 
-func quantizeRows[T tensor.Float](c *Kernels, to kernels.Scaled, x tensor.View) {
-	codes, factors := tensor.Data[uint8](to.View), tensor.Data[float32](to.Factors)
+// quantize transposes strips of columns, so that a piece of work has all rows of its maxima.
+func quantize[T tensor.Float](c *Kernels, byRow, byColumn kernels.Scaled, x tensor.View) {
+	const strip = 16
 	xs, rows, cols := memoryOf[T](x), x.Rows(), x.Cols()
-	c.queue("quantize", func() {
+	if !byRow.IsZero() {
+		set := quantizer[T](byRow)
 		c.split(rows, func(s *scratch, r int) {
-			mem, most, inverse := open[T](s, cols), uint32(0), float32(0)
+			mem := open[T](s, cols)
 			row := mem.take(cols)
 			xs.load(row, r*cols)
-			for _, x := range row {
-				most = max(most, magnitude(x))
-			}
-			factors[r], inverse = scaleOf(most)
-			for k, x := range row {
-				codes[r*cols+k] = half.ToE4M3(float32(x) * inverse)
-			}
+			set(r, row)
 		})
+	}
+	if byColumn.IsZero() {
+		return
+	}
+	set := quantizer[T](byColumn)
+	c.split(blocks(cols, strip), func(s *scratch, piece int) {
+		from := piece * strip
+		n := min(strip, cols-from)
+		ld := rows + 16 // not a power of two: columns would share a set of the cache
+		mem := open[T](s, n, n*ld)
+		row, columns := mem.take(n), mem.take(n*ld)
+		for r := range rows {
+			xs.load(row, r*cols+from)
+			for i, x := range row {
+				columns[i*ld+r] = x
+			}
+		}
+		for i := range n {
+			set(from+i, columns[i*ld:][:rows])
+		}
 	})
 }
 
-// quantizeColumns reads each strip of columns twice, so that a piece of work holds all rows of its maxima.
-func quantizeColumns[T tensor.Float](c *Kernels, to kernels.Scaled, x tensor.View) {
-	const strip = 64
-	codes, factors := tensor.Data[uint8](to.View), tensor.Data[float32](to.Factors)
-	xs, rows, cols, padded := memoryOf[T](x), x.Rows(), x.Cols(), to.Cols()
-	c.queue("quantize", func() {
-		c.split(blocks(cols, strip), func(s *scratch, piece int) {
-			from := piece * strip
-			n := min(strip, cols-from)
-			mem, most, inverse := open[T](s, n), [strip]uint32{}, [strip]float32{}
-			row := mem.take(n)
-			for r := range rows {
-				xs.load(row, r*cols+from)
-				for i, x := range row {
-					most[i] = max(most[i], magnitude(x))
-				}
-			}
-			for i := range n {
-				factors[from+i], inverse[i] = scaleOf(most[i])
-				clear(codes[(from+i)*padded+rows : (from+i+1)*padded])
-			}
-			for r := range rows {
-				xs.load(row, r*cols+from)
-				for i, x := range row {
-					codes[(from+i)*padded+r] = half.ToE4M3(float32(x) * inverse[i])
-				}
-			}
-		})
-	})
-}
-
-// magnitude returns the bits of |x| as float32. Their order is that of numbers, then infinity, then NaN.
-func magnitude[T tensor.Float](x T) uint32 { return math.Float32bits(float32(x)) &^ (1 << 31) }
-
-// scaleOf returns the factor of a row with the given largest magnitude, and its inverse.
-func scaleOf(most uint32) (factor, inverse float32) {
-	factor = max(math.Float32frombits(most)/kernels.LargestE4M3, kernels.LeastFactor)
-	return factor, 1 / factor
+// quantizer returns a function that sets row i. Bits of magnitudes have the order of the numbers, with NaN above all.
+func quantizer[T tensor.Float](to kernels.Scaled) func(i int, xs []T) {
+	codes, factors, cols := tensor.Data[uint8](to.View), tensor.Data[float32](to.Factors), to.Cols()
+	return func(i int, xs []T) {
+		row, largest := codes[i*cols:][:cols], uint32(0)
+		for _, x := range xs {
+			largest = max(largest, math.Float32bits(float32(x))&^(1<<31))
+		}
+		factor := max(math.Float32frombits(largest)/kernels.LargestE4M3, kernels.LeastFactor)
+		inverse := 1 / factor
+		for k, x := range xs {
+			row[k] = half.ToE4M3(float32(x) * inverse)
+		}
+		clear(row[len(xs):])
+		factors[i] = factor
+	}
 }
 
 // ScaledLinear sets y [M, N] to a [M, K] times b [N, K] transposed, plus add unless that is the zero View.
@@ -100,10 +89,9 @@ func (c *Kernels) ScaledLinear(y tensor.View, a, b kernels.Scaled, add tensor.Vi
 }
 
 func scaledLinear[T tensor.Float](c *Kernels, y tensor.View, a, b kernels.Scaled, add tensor.View) {
-	newProduct(c, y, scaledFactor[T](a, false), scaledFactor[T](b, true), a.Cols()).queue(c, "scaled linear", add)
-}
-
-func scaledFactor[T tensor.Float](x kernels.Scaled, transposed bool) factor[T] {
-	return factor[T]{codes: tensor.Data[uint8](x.View), scales: tensor.Data[float32](x.Factors), ld: x.Cols(),
-		transposed: transposed}
+	of := func(x kernels.Scaled, transposed bool) factor[T] {
+		return factor[T]{codes: tensor.Data[uint8](x.View), scales: tensor.Data[float32](x.Factors), ld: x.Cols(),
+			transposed: transposed}
+	}
+	newProduct(c, y, of(a, false), of(b, true), a.Cols()).queue(c, "scaled linear", add)
 }

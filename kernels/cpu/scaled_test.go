@@ -18,7 +18,7 @@ func TestScaledFaults(t *testing.T) {
 	q := func(rows, cols int) kernels.Scaled { return of(u8(rows, cols), f(rows, 1)) }
 	x, none, noAdd := f(5, 32), kernels.Scaled{}, tensor.View{}
 	for name, call := range map[string]func(){
-		"rows":              func() { c.Quantize(q(6, 32), none, x) },
+		"rows":              func() { c.Quantize(of(u8(6, 32), f(5, 1)), none, x) },
 		"cols":              func() { c.Quantize(q(5, 16), none, x) },
 		"rows of transpose": func() { c.Quantize(none, q(16, 16), x) },
 		"padding":           func() { c.Quantize(none, q(32, 5), x) },
