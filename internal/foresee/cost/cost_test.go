@@ -311,6 +311,12 @@ func TestShippedTables(t *testing.T) {
 	if rate := flops / m.Call(c) / 1e12; rate < 550 || rate > 680 {
 		t.Errorf("causal attention of 32K tokens: %.0f TFLOP/s", rate)
 	}
+	// cuBLASLt makes 777 TFLOP/s of this product in bf16, and 1,525 in E4M3.
+	bf16 := m.Work(Work{Op: "linear", DType: tensor.BF16, Rows: 16384, In: 3072, Out: 8192})
+	e4m3 := m.Work(Work{Op: "scaled linear", DType: tensor.U8, Rows: 16384, In: 3072, Out: 8192})
+	if ratio := bf16 / e4m3; ratio < 1.8 || ratio > 2.1 {
+		t.Errorf("a product in E4M3 takes %v s, in bf16 %v", e4m3, bf16)
+	}
 	if table, exact, err := Reference(Machine{Device: "NVIDIA B200", Arch: 100}); err != nil || exact || table == nil {
 		t.Errorf("a B200: %v, %v", exact, err)
 	}
@@ -464,15 +470,21 @@ func TestDocumentsSideBySide(t *testing.T) {
 	}
 }
 
-// A product that is narrower than any measured takes at least the copy of its bytes; grouped products have own rates.
+// A product that is narrower than any measured takes at least the copy of its bytes; grouped products and those in E4M3
+// have own rates.
 func TestNarrowAndGroupedProducts(t *testing.T) {
 	table := rates(0)
 	set := &table.Sets[0]
-	set.Products = append(set.Products, Product{Kind: "group linear", DType: "bf16", Rows: 4096, In: 4096, Out: 4096,
-		Seconds: 4 * math.Pow(4096, 3) / 1e14})
+	add := func(kind, dtype string, seconds float64) {
+		set.Products = append(set.Products,
+			Product{Kind: kind, DType: dtype, Rows: 4096, In: 4096, Out: 4096, Seconds: seconds})
+	}
+	add("group linear", "bf16", 4*math.Pow(4096, 3)/1e14)
+	add("scaled linear", "e4m3", math.Pow(4096, 3)/1e14)
 	m := table.For(Job{Ranks: 1, PerHost: 1})
 	arena := tensor.NewMeter()
 	x, narrow := arena.Alloc(tensor.BF16, 1, 4096, 1, 4096), arena.Alloc(tensor.BF16, 1, 4096, 1, 16)
+	scaled := kernels.Scaled{View: arena.Alloc(tensor.U8, 1, 4096, 1, 4096), Factors: arena.Alloc(tensor.F32, 4096)}
 	seconds := func(run func(r Recorder)) (t float64) {
 		run(func(w Work) { t += m.Work(w) })
 		return t
@@ -486,6 +498,11 @@ func TestNarrowAndGroupedProducts(t *testing.T) {
 		"grouped": {seconds(func(r Recorder) {
 			r.GroupLinear(x, kernels.Operand{View: x}, x, kernels.Pairs{}, false)
 		}), 4 * math.Pow(4096, 3) / 1e14},
+		"in E4M3": {seconds(func(r Recorder) { r.ScaledLinear(x, scaled, scaled, x) }), math.Pow(4096, 3) / 1e14},
+		"x and its codes": {seconds(func(r Recorder) { r.Quantize(scaled, kernels.Scaled{}, x) }),
+			m.Copy(32*mib + 16*mib + mib/64)},
+		"x and its codes by row and column": {seconds(func(r Recorder) { r.Quantize(scaled, scaled, x) }),
+			m.Copy(32*mib + 32*mib + mib/32)},
 	} {
 		if math.Abs(c.got/c.want-1) > 0.02 {
 			t.Errorf("%s: %v s, want %v", what, c.got, c.want)

@@ -52,7 +52,8 @@ var _ planner.Costs = (*Model)(nil)
 // over InfiniBand.
 const netStart = 20e-6
 
-var names = map[tensor.DType]string{tensor.F32: "fp32", tensor.F64: "fp64", tensor.BF16: "bf16", tensor.F16: "fp16"}
+var names = map[tensor.DType]string{tensor.F32: "fp32", tensor.F64: "fp64", tensor.BF16: "bf16", tensor.F16: "fp16",
+	tensor.U8: "e4m3"}
 
 // Name returns the name of an element type in a table; "" for types without computation.
 func Name(t tensor.DType) string { return names[t] }

@@ -71,6 +71,19 @@ func (r Recorder) LinearDW(dw, dy, x View, accumulate bool) {
 	r.product("linear dw", dy.Rows(), x, dy, dw, added(dw, accumulate))
 }
 
+// Quantize records a pass over x and its results.
+func (r Recorder) Quantize(byRow, byColumn kernels.Scaled, x View) {
+	r.pass("quantize", x.DType(), sizeOf(x, byRow.View, byRow.Factors, byColumn.View, byColumn.Factors))
+}
+
+// ScaledLinear records a product of operands in E4M3.
+func (r Recorder) ScaledLinear(y View, a, b kernels.Scaled, add View) {
+	if rows := y.Rows(); rows > 0 {
+		r(Work{Op: "scaled linear", DType: a.DType(), Rows: rows, In: a.Cols(), Out: y.Cols(),
+			Bytes: sizeOf(y, a.View, b.View, add)})
+	}
+}
+
 // SumRows records the gradient of a bias.
 func (r Recorder) SumRows(_, x View) { r.pass("sum of rows", x.DType(), sizeOf(x)) }
 

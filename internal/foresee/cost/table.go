@@ -102,7 +102,7 @@ type Attention struct {
 }
 
 // Product is the Seconds of a matrix product of Rows tokens from In to Out elements of DType. Kind: linear, linear dx,
-// linear dw.
+// linear dw, scaled linear.
 type Product struct {
 	Kind    string  `json:"kind"`
 	DType   string  `json:"dtype"`
