@@ -194,6 +194,16 @@ func (s *OpsSpec) linearDW(name string, rows, in, out int) operation {
 		func(on calls, v []View) { on.LinearDW(v[0], v[1], v[2], false) }}
 }
 
+func (s *OpsSpec) scaledLinear(name string, rows, in, out int) operation {
+	_, y, _ := s.product(rows, in, out)
+	side := func(t tensor.DType, rows, cols int) operand { return operand{dtype: t, shape: []int{1, rows, 1, cols}} }
+	return operation{name, dims(rows, in, out), operands{y, side(tensor.U8, rows, in), side(tensor.U8, out, in),
+		side(tensor.F32, rows, 1), side(tensor.F32, out, 1)},
+		func(on calls, v []View) {
+			on.ScaledLinear(v[0], kernels.Scaled{View: v[1], Factors: v[3]}, kernels.Scaled{View: v[2], Factors: v[4]}, View{})
+		}}
+}
+
 func (s *OpsSpec) product(rows, in, out int) (x, y, w operand) {
 	return s.act(rows, 1, in), s.act(rows, 1, out), s.act(out, 1, in)
 }
