@@ -44,24 +44,32 @@ func (m *Model) adapt(adapters map[string]*adapter) {
 }
 
 // linear sets y to the product of x with a matrix and its adapter, plus add unless that is the zero View.
-func (p *pass) linear(y, x View, w *weight, add View) {
-	p.ops.Linear(y, x, w.w, add)
+func (p *pass) linear(y View, x operand, w *weight, add View) {
+	if w.scaled() {
+		p.ops.ScaledLinear(y, x.byRow, w.byRow, add)
+	} else {
+		p.ops.Linear(y, x.View, w.w, add)
+	}
 	if w.lora == nil {
 		return
 	}
 	defer p.a.Release(p.a.Mark())
-	p.ops.Linear(y, p.reduced(w.lora, p.dropped(w.lora, x)), w.lora.b.w, y)
+	p.ops.Linear(y, p.reduced(w.lora, p.dropped(w.lora, x.View)), w.lora.b.w, y)
 }
 
 // linearDX sets dx to the gradient of x, or adds it.
-func (p *pass) linearDX(dx, dy View, w *weight, accumulate bool) {
-	p.ops.LinearDX(dx, dy, w.w, accumulate)
+func (p *pass) linearDX(dx View, dy operand, w *weight, accumulate bool) {
+	if w.scaled() {
+		p.ops.ScaledLinear(dx, dy.byRow, w.byColumn, added(dx, accumulate))
+	} else {
+		p.ops.LinearDX(dx, dy.View, w.w, accumulate)
+	}
 	l := w.lora
 	if l == nil {
 		return
 	}
 	defer p.a.Release(p.a.Mark())
-	du := p.reducedBack(l, dy)
+	du := p.reducedBack(l, dy.View)
 	if p.tokens.IsZero() || l.rate == 0 {
 		p.ops.LinearDX(dx, du, l.a.w, true)
 		return
@@ -74,23 +82,35 @@ func (p *pass) linearDX(dx, dy View, w *weight, accumulate bool) {
 
 // linearDW adds to the gradients of a matrix and its adapter, unless they are frozen. The first of a fresh pass
 // overwrites that of the matrix.
-func (p *pass) linearDW(w *weight, dy, x View) {
-	if !w.g.IsZero() {
-		p.ops.LinearDW(w.g, dy, x, !w.fresh)
-		w.fresh = false
+func (p *pass) linearDW(w *weight, dy, x operand) {
+	switch {
+	case w.g.IsZero():
+	case w.scaled():
+		p.ops.ScaledLinear(w.g, dy.byColumn, x.byColumn, added(w.g, !w.fresh))
+	default:
+		p.ops.LinearDW(w.g, dy.View, x.View, !w.fresh)
 	}
+	w.fresh = w.fresh && w.g.IsZero()
 	l := w.lora
 	if l == nil {
 		return
 	}
 	defer p.a.Release(p.a.Mark())
-	x = p.dropped(l, x)
+	in := p.dropped(l, x.View)
 	if !l.b.g.IsZero() {
-		p.ops.LinearDW(l.b.g, dy, p.reduced(l, x), true)
+		p.ops.LinearDW(l.b.g, dy.View, p.reduced(l, in), true)
 	}
 	if !l.a.g.IsZero() {
-		p.ops.LinearDW(l.a.g, p.reducedBack(l, dy), x, true)
+		p.ops.LinearDW(l.a.g, p.reducedBack(l, dy.View), in, true)
 	}
+}
+
+// added returns a result that is added to, else the zero View.
+func added(v View, accumulate bool) View {
+	if accumulate {
+		return v
+	}
+	return View{}
 }
 
 // reduced returns scale * A x, [1, rows, 1, r].

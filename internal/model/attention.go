@@ -65,10 +65,12 @@ func (l *attend) forward(p *pass, s *activations, known bool) error {
 	for lo, hi := range p.tiles(s.x) {
 		t := p.tile(l.layer, &rows, lo, hi)
 		q, k := t.raw()
-		n1 := l.input(p, &t, false)
+		each := p.a.Mark()
+		n1 := p.operand(l.input(p, &t, false), true, false)
 		l.queries(p, q, n1, &t)
 		p.project(l.layer, hf.Key, k, n1, View{})
 		p.project(l.layer, hf.Value, t.v, n1, View{})
+		p.a.Release(each)
 	}
 	p.a.Release(mark)
 	q, k := s.raw()
@@ -85,7 +87,7 @@ func (l *attend) forward(p *pass, s *activations, known bool) error {
 }
 
 // queries sets q, and the gates of the result.
-func (l *attend) queries(p *pass, q, n1 View, t *activations) {
+func (l *attend) queries(p *pass, q View, n1 operand, t *activations) {
 	if t.outGate.IsZero() {
 		p.project(l.layer, hf.Query, q, n1, View{})
 		return
@@ -166,16 +168,18 @@ func (p *pass) angles(table int) (cos, sin View) {
 }
 
 func (l *attend) output(p *pass, t *activations) {
+	defer p.a.Release(p.a.Mark())
 	o := t.out.O
 	if !t.gated.IsZero() {
 		o = t.gated
 		p.ops.Gate(o, t.out.O, t.outGate)
 	}
+	in := p.operand(o, true, false)
 	if t.proj.IsZero() {
-		p.project(l.layer, hf.Output, t.h, o, View{})
+		p.project(l.layer, hf.Output, t.h, in, View{})
 		return
 	}
-	p.project(l.layer, hf.Output, t.proj, o, View{})
+	p.project(l.layer, hf.Output, t.proj, in, View{})
 	p.summand(l.layer, hf.AttentionNorm, t.h, t.projInv, t.proj)
 }
 
@@ -188,8 +192,11 @@ func (l *attend) outputBackward(p *pass, do, d View, t *activations) {
 	if !t.gated.IsZero() {
 		o = t.gated
 	}
-	p.projectDW(l.layer, hf.Output, d, o)
-	p.linearDX(do, d, l.at(hf.Output), false)
+	defer p.a.Release(p.a.Mark())
+	w := l.at(hf.Output)
+	dy := p.gradient(d, w)
+	p.projectDW(l.layer, hf.Output, dy, p.inputDW(o, w))
+	p.linearDX(do, dy, w, false)
 	if !t.gated.IsZero() {
 		p.ops.GateBackward(do, t.outGate, do, t.out.O, t.outGate)
 	}
@@ -239,9 +246,11 @@ func (l *attend) inputBackward(p *pass, d, dq, dk, dv View, t *activations) {
 		dq = both
 	}
 	n1, normed := l.input(p, t, true), !t.n1.IsZero()
-	p.projectDW(l.layer, hf.Query, dq, n1)
-	p.projectDW(l.layer, hf.Key, dk, n1)
-	p.projectDW(l.layer, hf.Value, dv, n1)
+	q, k, v := l.at(hf.Query), l.at(hf.Key), l.at(hf.Value)
+	in, gq, gk, gv := p.inputDW(n1, q, k, v), p.gradient(dq, q), p.gradient(dk, k), p.gradient(dv, v)
+	p.projectDW(l.layer, hf.Query, gq, in)
+	p.projectDW(l.layer, hf.Key, gk, in)
+	p.projectDW(l.layer, hf.Value, gv, in)
 	norm := l.at(hf.InputNorm)
 	if l.index <= p.lowest && (norm.frozen || !normed) {
 		return
@@ -250,9 +259,9 @@ func (l *attend) inputBackward(p *pass, d, dq, dk, dv View, t *activations) {
 	if !normed {
 		dn1 = d
 	}
-	p.linearDX(dn1, dq, l.at(hf.Query), !normed)
-	p.linearDX(dn1, dk, l.at(hf.Key), true)
-	p.linearDX(dn1, dv, l.at(hf.Value), true)
+	p.linearDX(dn1, gq, q, !normed)
+	p.linearDX(dn1, gk, k, true)
+	p.linearDX(dn1, gv, v, true)
 	if normed {
 		p.ops.RMSNormBackward(d, norm.g, dn1, t.x, t.inv1, norm.w, true)
 	}

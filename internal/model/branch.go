@@ -35,7 +35,7 @@ func (p *pass) summandBackward(l *layer, norm hf.Role, x, d, inv View) {
 }
 
 // project sets y to the projection of x, with its bias, plus add unless that is the zero View.
-func (p *pass) project(l *layer, r hf.Role, y, x, add View) {
+func (p *pass) project(l *layer, r hf.Role, y View, x operand, add View) {
 	if bias := l.at(r.Bias()).w; !bias.IsZero() { // y begins as the bias of every row
 		n := y.Cols()
 		p.ops.Copy(y, tensor.NewView(bias.Memory(), bias.DType(), bias.Offset(), [4]int{1, y.Rows(), 1, n},
@@ -49,9 +49,9 @@ func (p *pass) project(l *layer, r hf.Role, y, x, add View) {
 }
 
 // projectDW adds to the gradients of a projection's weight and bias.
-func (p *pass) projectDW(l *layer, r hf.Role, dy, x View) {
+func (p *pass) projectDW(l *layer, r hf.Role, dy, x operand) {
 	p.linearDW(l.at(r), dy, x)
 	if bias := l.at(r.Bias()).g; !bias.IsZero() {
-		p.ops.SumRows(bias, dy)
+		p.ops.SumRows(bias, dy.View)
 	}
 }

@@ -47,7 +47,7 @@ func (l *experts) forward(p *pass, t *activations, y, x, add View) {
 	}
 	defer p.a.Release(p.a.Mark())
 	e, choice, weight := l.MLP.Experts, l.chosen(t.choice), l.chosen(t.weight)
-	p.project(l.layer, hf.Router, t.logits, x, View{})
+	p.project(l.layer, hf.Router, t.logits, operand{View: x}, View{})
 	if !t.routed {
 		p.ops.Route(weight, choice, t.logits, l.at(hf.Correction).w, e.Router)
 		if r := p.b.Routes; !r.Load.IsZero() {
@@ -87,13 +87,14 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 	p.groupLinearDW(up, kernels.Operand{View: din}, byToken, pairs)
 	dlogits := p.a.Alloc(p.dtype, shape(t.logits)...)
 	p.ops.RouteBackward(dlogits, dweight, choice, t.logits, p.dshare, p.counted(x), e.Router)
-	p.projectDW(l.layer, hf.Router, dlogits, x)
+	drouted := operand{View: dlogits}
+	p.projectDW(l.layer, hf.Router, drouted, operand{View: x})
 
 	if l.shared != nil {
 		l.shared.backward(p, dx, dy, x, t, accumulate)
 		accumulate = true
 	}
-	p.linearDX(dx, dlogits, router, accumulate)
+	p.linearDX(dx, drouted, router, accumulate)
 	dpairs := p.a.Alloc(p.dtype, 1, din.Rows(), 1, x.Cols())
 	p.groupLinearDX(dpairs, kernels.Operand{View: din}, up, pairs)
 	p.ops.Combine(dx, dx, dpairs, View{}, pairs)

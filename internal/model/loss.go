@@ -38,7 +38,7 @@ func (p *pass) lossBackward(loss, d, x View, scale float64) {
 		p.logits(c)
 		p.ops.CrossEntropy(loss, c.logits, c.targets, scale, p.softcap, true)
 		dlogits := c.logits
-		p.linearDW(p.head, dlogits, c.n)
+		p.linearDW(p.head, operand{View: dlogits}, operand{View: c.n})
 		dn := c.n // no longer needed
 		p.ops.LinearDX(dn, dlogits, p.head.w, false)
 		p.divideLogits(dn)

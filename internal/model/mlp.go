@@ -108,15 +108,17 @@ func (l *gated) views(list []saved, m *Model, s *activations) []saved {
 }
 
 func (l *gated) forward(p *pass, t *activations, y, x, add View) {
-	p.project(l.layer, l.gate, t.gate, x, View{})
-	p.project(l.layer, l.up, t.up, x, View{})
+	defer p.a.Release(p.a.Mark())
+	in := p.operand(x, true, false)
+	p.project(l.layer, l.gate, t.gate, in, View{})
+	p.project(l.layer, l.up, t.up, in, View{})
 	p.ops.GLU(t.y, t.gate, t.up, p.act)
 	if !t.scale.IsZero() {
-		p.project(l.layer, l.scale, t.scale, x, View{})
+		p.project(l.layer, l.scale, t.scale, in, View{})
 		p.ops.Gate(t.scaled, t.y, t.scale)
 	}
 	if !y.IsZero() {
-		p.project(l.layer, l.down, y, l.result(t), add)
+		p.project(l.layer, l.down, y, p.operand(l.result(t), true, false), add)
 	}
 }
 
@@ -130,20 +132,23 @@ func (l *gated) result(t *activations) View {
 
 // backward reuses the memory of activations that are no longer needed.
 func (l *gated) backward(p *pass, dx, dy, x View, t *activations, accumulate bool) {
-	result := l.result(t)
-	p.projectDW(l.layer, l.down, dy, result)
-	p.linearDX(result, dy, l.at(l.down), false)
+	defer p.a.Release(p.a.Mark())
+	result, gate, up, down := l.result(t), l.at(l.gate), l.at(l.up), l.at(l.down)
+	dout := p.gradient(dy, down)
+	p.projectDW(l.layer, l.down, dout, p.inputDW(result, down))
+	p.linearDX(result, dout, down, false)
+	in, dscale := p.inputDW(x, gate, up), operand{View: t.scale}
 	if !t.scale.IsZero() {
 		p.ops.GateBackward(result, t.scale, result, t.y, t.scale)
-		p.projectDW(l.layer, l.scale, t.scale, x)
+		p.projectDW(l.layer, l.scale, dscale, in)
 	}
-	dgate, dup := t.gate, t.up
-	p.ops.GLUBackward(dgate, dup, result, t.gate, t.up, p.act)
-	p.projectDW(l.layer, l.gate, dgate, x)
-	p.projectDW(l.layer, l.up, dup, x)
-	p.linearDX(dx, dgate, l.at(l.gate), accumulate)
-	p.linearDX(dx, dup, l.at(l.up), true)
+	p.ops.GLUBackward(t.gate, t.up, result, t.gate, t.up, p.act)
+	dgate, dup := p.gradient(t.gate, gate), p.gradient(t.up, up)
+	p.projectDW(l.layer, l.gate, dgate, in)
+	p.projectDW(l.layer, l.up, dup, in)
+	p.linearDX(dx, dgate, gate, accumulate)
+	p.linearDX(dx, dup, up, true)
 	if !t.scale.IsZero() {
-		p.linearDX(dx, t.scale, l.at(l.scale), true)
+		p.linearDX(dx, dscale, l.at(l.scale), true)
 	}
 }

@@ -21,7 +21,9 @@ type Options struct {
 	Layers    []Retain  // of each layer; nil: Recompute for all, on the device. Layer 0 keeps its input.
 	// LossChunk bounds the tokens with logits in memory at once; 0: DefaultLossChunk.
 	LossChunk int
-	Hooks     Hooks
+	// Scaled makes the products of layers those of matrices in E4M3, except routers, gates and experts.
+	Scaled bool
+	Hooks  Hooks
 	// Segments is the number of segments of a rank in a plan of a model with a Recurrence, and States that of the entered.
 	Segments, States int
 
@@ -110,7 +112,11 @@ type weight struct {
 	frozen bool
 	fresh  bool     // the first product of the pass overwrites g
 	lora   *adapter // of a matrix; nil: none
+
+	byRow, byColumn kernels.Scaled // of a scaled matrix during a pass over its layer, as that needs
 }
+
+func (w *weight) scaled() bool { return !w.byRow.IsZero() || !w.byColumn.IsZero() }
 
 // New returns a model over the given parameters, which have the layout of cfg. cfg must be resolved and valid.
 func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Model {

@@ -142,8 +142,9 @@ func (s *activations) late() []projection { return []projection{{hf.DeltaZ, s.z}
 // project sets projections of n1.
 func (l *recur) project(p *pass, s *activations, list []projection) {
 	l.inputs(p, s, func(t *activations, n1 View, lo, hi int) {
+		in := p.operand(n1, true, false)
 		for _, x := range list {
-			p.project(l.layer, x.role, part(x.y, lo, hi), n1, View{})
+			p.project(l.layer, x.role, part(x.y, lo, hi), in, View{})
 		}
 	})
 }
@@ -154,8 +155,9 @@ func (l *recur) inputs(p *pass, s *activations, f func(t *activations, n1 View, 
 	rows := *s
 	p.allocTile(l.layer, &rows, ofMixerTile, ofMixerTile)
 	for lo, hi := range p.tiles(s.x) {
-		t := p.tile(l.layer, &rows, lo, hi)
+		t, mark := p.tile(l.layer, &rows, lo, hi), p.a.Mark()
 		f(&t, l.input(p, &t, false), lo, hi)
+		p.a.Release(mark)
 	}
 }
 
@@ -211,15 +213,18 @@ func (l *recur) output(p *pass, t *activations) {
 	p.ops.RMSNorm(byHeads(t.normed, dim), byHeads(t.oInv, 1), byHeads(t.out.O, dim), l.at(hf.DeltaNorm).w,
 		p.cfg.RMSNormEps)
 	p.ops.GLU(t.gated, t.z, t.normed, kernels.SiLU)
-	p.project(l.layer, hf.DeltaOutput, t.h, t.gated, View{})
+	defer p.a.Release(p.a.Mark())
+	p.project(l.layer, hf.DeltaOutput, t.h, p.operand(t.gated, true, false), View{})
 }
 
 // outputBackward also replaces z by its gradient.
 func (l *recur) outputBackward(p *pass, do, d View, t *activations) {
-	dim, norm := l.Mixer.Delta.DimV, l.at(hf.DeltaNorm)
-	p.projectDW(l.layer, hf.DeltaOutput, d, t.gated)
+	defer p.a.Release(p.a.Mark())
+	dim, norm, w := l.Mixer.Delta.DimV, l.at(hf.DeltaNorm), l.at(hf.DeltaOutput)
+	dy := p.gradient(d, w)
+	p.projectDW(l.layer, hf.DeltaOutput, dy, p.inputDW(t.gated, w))
 	dgated := t.gated // no longer needed
-	p.linearDX(dgated, d, l.at(hf.DeltaOutput), false)
+	p.linearDX(dgated, dy, w, false)
 	p.ops.GLUBackward(t.z, t.normed, dgated, t.z, t.normed, kernels.SiLU)
 	p.ops.RMSNormBackward(byHeads(do, dim), norm.g, byHeads(t.normed, dim), byHeads(t.out.O, dim), byHeads(t.oInv, 1),
 		norm.w, false)
@@ -232,7 +237,8 @@ func (l *recur) backward(p *pass, d, do View, s *activations) error {
 	g.DO, g.DQ, g.DK, g.DV, g.DG, g.DBeta = do, like(s.q), like(s.k), like(s.v), like(s.g), like(s.beta)
 	err := p.rec.RecurBackward(l.index, g, func() {
 		l.inputs(p, s, func(_ *activations, n1 View, lo, hi int) {
-			p.projectDW(l.layer, hf.DeltaZ, part(s.z, lo, hi), n1)
+			w := l.at(hf.DeltaZ)
+			p.projectDW(l.layer, hf.DeltaZ, p.inputDW(part(s.z, lo, hi), w), p.inputDW(n1, w))
 		})
 	})
 	if err != nil {
@@ -255,8 +261,9 @@ func (l *recur) backward(p *pass, d, do View, s *activations) error {
 	}
 	grads.z = s.z
 	l.inputs(p, s, func(t *activations, n1 View, lo, hi int) {
+		in := p.inputDW(n1, l.at(hf.DeltaQKV))
 		for _, x := range grads.early() {
-			p.projectDW(l.layer, x.role, part(x.y, lo, hi), n1)
+			p.projectDW(l.layer, x.role, p.inputDW(part(x.y, lo, hi), l.at(x.role)), in)
 		}
 		l.inputBackward(p, part(d, lo, hi), t, n1, append(grads.early(), grads.late()...), lo, hi)
 	})
@@ -270,7 +277,8 @@ func (l *recur) inputBackward(p *pass, d View, t *activations, n1 View, list []p
 		return
 	}
 	for i, x := range list {
-		p.linearDX(n1, part(x.y, lo, hi), l.at(x.role), i > 0)
+		w := l.at(x.role)
+		p.linearDX(n1, p.operand(part(x.y, lo, hi), w.scaled(), false), w, i > 0)
 	}
 	p.ops.RMSNormBackward(d, norm.g, n1, t.x, t.inv1, norm.w, true)
 }

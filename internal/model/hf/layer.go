@@ -117,6 +117,14 @@ const (
 	SharedScale Role = "shared scale"
 )
 
+// Scaled are the matrices of a layer that can be turned to E4M3. Routers and gates of a token are small, and the model
+// depends on them.
+var Scaled = []Role{Query, Key, Value, Output, DeltaQKV, DeltaZ, DeltaOutput, Gate, Up, Down, SharedGate, SharedUp,
+	SharedDown}
+
+// Scaled tells whether a tensor is one of these.
+func (t Tensor) Scaled() bool { return t.Kind == Product && slices.Contains(Scaled, t.Role) }
+
 // Bias returns the role of a projection's bias.
 func (r Role) Bias() Role { return r + " bias" }
 
