@@ -51,7 +51,7 @@ var engine = map[string]string{
 	"ring":                   "attention comm partition tensor",
 	"ring/scan":              "attention/delta comm partition ring tensor",
 	"kernels":                "tensor",
-	"kernels/internal/shape": "partition tensor",
+	"kernels/internal/shape": "kernels partition tensor",
 	"kernels/cpu": "attention attention/delta internal/base/half kernels kernels/cpu/internal/simd" +
 		" kernels/internal/shape partition tensor",
 	"kernels/cpu/internal/simd": "internal/base/half tensor",

@@ -2,7 +2,9 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -119,6 +121,20 @@ func TestMarginGoesWithTheBackend(t *testing.T) {
 		planned(t, "llama-3.2-3b-128k.yaml", gpu, nil, &p, "data.seq_len=16K", "attention.sm_margin=16")
 		if a := p.Config.Attention; fmt.Sprint(a.Backend, " ", a.Margin) != want {
 			t.Errorf("%s: %+v, want %s", gpu, a, want)
+		}
+	}
+}
+
+func TestE4M3NeedsHopper(t *testing.T) {
+	for gpu, refused := range map[string]bool{"gpu=h200": false, "gpu=a100": true, "arch=sm100,memory=180G": true, "arch=cpu,memory=900G": false} {
+		_, err := Plan("../../../examples/bench/llama-3.2-3b-32k.yaml", PlanOptions{
+			Options: Options{NProc: "1", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: io.Discard, Stderr: os.Stderr},
+			Set:     []string{"precision.linears=fp8", "data.seq_len=4K"}, Assume: []string{gpu},
+		})
+		if input := (*InputError)(nil); errors.As(err, &input) != refused || !refused && err != nil {
+			t.Errorf("%s: %v", gpu, err)
+		} else if refused && !strings.Contains(err.Error(), "precision.linears") {
+			t.Errorf("%s: %v", gpu, err)
 		}
 	}
 }

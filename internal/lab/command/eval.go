@@ -127,7 +127,8 @@ func (o *EvalOptions) prepare(
 		fmt.Sprintf("data.validation.samples=%d", o.Samples), "data.shuffle=false",
 		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto",
 		"parallel.ulysses_degree=auto", "parallel.layout=auto", "parallel.transport=auto", "attention.sm_margin=0",
-		"attention.backend=auto", "precision.compute=auto", "memory={recompute: auto, loss_chunk: auto, shard: auto}")
+		"attention.backend=auto", "precision={compute: auto, linears: bf16}",
+		"memory={recompute: auto, loss_chunk: auto, shard: auto}")
 	if o.SeqLen != "" {
 		set = append(set, "data.seq_len="+o.SeqLen)
 	}

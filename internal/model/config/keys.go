@@ -275,6 +275,10 @@ var runKeys = []key{
 		doc: "gradients between ranks; bf16 halves their traffic, sums stay float32, and it needs memory.shard; on one " +
 			"rank it changes nothing"},
 
+	{path: "precision.linears", def: "bf16", choices: []string{"bf16", "fp8"},
+		doc: "matrix products of layers; bf16: in the type of compute; fp8: of E4M3 with a factor for each row, about " +
+			"twice as fast on Hopper GPUs, slower on CPU; experts, routers, gates, adapters and the head stay"},
+
 	{path: "memory.recompute", def: "auto", choices: []string{"none", "selective", "full", "auto"},
 		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA, with shard " +
 			"and offload, the fastest that fits the memory. full also drops inputs of some layers if memory is short"},

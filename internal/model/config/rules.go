@@ -10,11 +10,13 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/text/data"
+	"github.com/cprun/cprun/kernels"
 )
 
 // rules checks combinations of keys, except those that depend on ranks or the device.
 func rules(c *Config, f *faults) {
 	modelRules(c, f)
+	scaledRule(c, f)
 	trainRules(c, f)
 	if n := c.Attention.SMMargin; n > 0 && f.ok("attention.sm_margin", "attention.backend") &&
 		!slices.Contains([]string{"flash", "auto"}, c.Parallel.Backend) {
@@ -40,6 +42,20 @@ func modelRules(c *Config, f *faults) {
 		f.add(fault.Key, "%s", fault.Msg)
 	}
 	sizeRule(c, f)
+}
+
+// scaledRule refuses matrices that have no products in E4M3.
+func scaledRule(c *Config, f *faults) {
+	if c.Precision.Linears != "fp8" || !f.ok("precision.linears") || f.within("model", "lora", "train.freeze") {
+		return
+	}
+	for _, t := range c.Model.Tensors() {
+		if n := t.Shape; t.Scaled() && (n[0]%kernels.ScaledUnit != 0 || n[1]%kernels.ScaledUnit != 0) {
+			f.add("precision.linears", "fp8 needs rows and columns that %d divides, and %s has %d x %d; write bf16",
+				kernels.ScaledUnit, t.Name, n[0], n[1])
+			return
+		}
+	}
 }
 
 // maxNumbers bounds the activations and the weights, so that counts of bytes fit 64 bits.

@@ -122,7 +122,7 @@ const (
 var Scaled = []Role{Query, Key, Value, Output, DeltaQKV, DeltaZ, DeltaOutput, Gate, Up, Down, SharedGate, SharedUp,
 	SharedDown}
 
-// Scaled tells whether a tensor is one of these.
+// Scaled returns whether a tensor is one of these.
 func (t Tensor) Scaled() bool { return t.Kind == Product && slices.Contains(Scaled, t.Role) }
 
 // Bias returns the role of a projection's bias.
