@@ -22,8 +22,7 @@ func (refOps) Quantize(byRow, byColumn kernels.Scaled, x View) {
 	}
 }
 
-// putScaled rounds rows of n elements to E4M3. Elements of binades from 2^-6 have multiples of 1/8 of the binade as
-// neighbours, and smaller ones those of 2^-9.
+// putScaled rounds rows of n elements to E4M3: to multiples of an eighth of their binade, or of 2^-9 below 2^-6.
 func putScaled(to kernels.Scaled, n int, at func(i, k int) float64) {
 	codes, factors, cols := tensor.Data[uint8](to.View), tensor.Data[float32](to.Factors), to.Cols()
 	clear(codes)

@@ -209,7 +209,7 @@ func (r *Rank) random(ctx context.Context, seed uint64, views ...View) error {
 			fill(tensor.Data[uint16](block), func() uint16 { return half.ToBF16(float32(rng.NormFloat64())) })
 		case tensor.F16:
 			fill(tensor.Data[uint16](block), func() uint16 { return half.ToF16(float32(rng.NormFloat64())) })
-		case tensor.U8: // E4M3, of rows whose largest is near the largest number
+		case tensor.U8: // E4M3, scaled as by Quantize
 			fill(tensor.Data[uint8](block), func() uint8 { return half.ToE4M3(100 * float32(rng.NormFloat64())) })
 		default:
 			return fmt.Errorf("random numbers in %v", v.DType())
