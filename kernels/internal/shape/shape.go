@@ -90,24 +90,20 @@ func Gates(op string, vectors []View, xs ...View) {
 // Quantize panics unless byRow and byColumn match x: see Quantize of model.Ops.
 func Quantize(op string, byRow, byColumn kernels.Scaled, x View) {
 	rows, cols := x.Rows(), x.Cols()
-	if !byRow.IsZero() {
-		scaled(op, byRow, rows, cols)
-	}
-	if !byColumn.IsZero() {
-		scaled(op, byColumn, cols, (rows+kernels.ScaledUnit-1)/kernels.ScaledUnit*kernels.ScaledUnit)
-	}
+	padded := (rows + kernels.ScaledUnit - 1) / kernels.ScaledUnit * kernels.ScaledUnit
+	Must(byRow.IsZero() || isScaled(byRow, rows, cols), op, x, byRow.View, byRow.Factors)
+	Must(byColumn.IsZero() || isScaled(byColumn, cols, padded), op, x, byColumn.View, byColumn.Factors)
 }
 
 // ScaledLinear panics unless y and the operands match: see ScaledLinear of model.Ops.
 func ScaledLinear(op string, y View, a, b kernels.Scaled, add View) {
-	Must(y.Cols()%kernels.ScaledUnit == 0 && a.Cols()%kernels.ScaledUnit == 0, op, y, a.View, b.View)
-	scaled(op, a, y.Rows(), a.Cols())
-	scaled(op, b, y.Cols(), a.Cols())
+	Must(y.Cols()%kernels.ScaledUnit == 0 && a.Cols()%kernels.ScaledUnit == 0 && isScaled(a, y.Rows(), a.Cols()) &&
+		isScaled(b, y.Cols(), a.Cols()), op, y, a.View, a.Factors, b.View, b.Factors)
 	Must(add.IsZero() || add.Rows() == y.Rows() && add.Cols() == y.Cols(), op, y, add)
 }
 
-// scaled panics unless s has this shape, dense, and a factor for each row.
-func scaled(op string, s kernels.Scaled, rows, cols int) {
-	Must(s.Rows() == rows && s.Cols() == cols && s.DType() == tensor.U8 && s.IsDense() &&
-		s.Factors.Size() == rows && s.Factors.DType() == tensor.F32 && s.Factors.IsDense(), op, s.View, s.Factors)
+// isScaled reports whether s has this shape, dense, and a factor for each row.
+func isScaled(s kernels.Scaled, rows, cols int) bool {
+	return s.Rows() == rows && s.Cols() == cols && s.DType() == tensor.U8 && s.IsDense() &&
+		s.Factors.Size() == rows && s.Factors.DType() == tensor.F32 && s.Factors.IsDense()
 }
