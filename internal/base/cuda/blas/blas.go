@@ -138,7 +138,7 @@ func (h *Handle) run(x *C.cprun_plan_t, p Problem) error {
 		// Row-major matrices are the transposed of column-major ones: D' = B' A' + C'.
 		s := C.cprun_plan_run(&library.t, h.h, x, beta,
 			C.uint64_t(o[1].Addr), C.uint64_t(o[0].Addr), C.uint64_t(o[2].Addr), C.uint64_t(o[3].Addr),
-			C.uint64_t(h.workspace.Addr()), h.stream.Handle())
+			C.uint64_t(o[1].Factors), C.uint64_t(o[0].Factors), C.uint64_t(h.workspace.Addr()), h.stream.Handle())
 		if s != C.CUBLAS_STATUS_SUCCESS {
 			return fmt.Errorf("%v: %w", p, check("cublasLtMatmul", s))
 		}
@@ -164,8 +164,13 @@ func product(p Problem) (C.cprun_product_t, error) {
 	var x C.cprun_product_t
 	in, ok := types[p.In]
 	out, ok2 := types[p.Out]
-	if !ok || !ok2 || p.Out != p.In && p.Out != tensor.F32 {
-		return x, fmt.Errorf("cuBLASLt multiplies float32, float16 and bfloat16, to the same type or float32")
+	scaled := p.In == tensor.U8
+	if !ok || !ok2 || p.Out == tensor.U8 || !scaled && p.Out != p.In && p.Out != tensor.F32 {
+		return x, fmt.Errorf("cuBLASLt multiplies float32, float16 and bfloat16, to the same type or float32, and E4M3")
+	}
+	if v := int(C.cprun_blas_version(&library.t)); scaled && v < scaledVersion {
+		return x, fmt.Errorf("cuBLASLt %d.%d does not multiply E4M3 with a factor for each row; install CUDA 12.9 or "+
+			"later", v/10000, v/100%100)
 	}
 	m, n, k := C.uint64_t(p.M), C.uint64_t(p.N), C.uint64_t(p.K)
 	x._type = [4]C.cudaDataType_t{in, in, out, out}
@@ -182,8 +187,12 @@ func product(p Problem) (C.cprun_product_t, error) {
 	for i, from := range [4]int{1, 0, 2, 3} {
 		x.stride[i], x.align[i] = C.int64_t(o[from].Stride), C.uint32_t(alignment(o[from].Addr))
 	}
+	x.factors = [2]C.uint64_t{C.uint64_t(p.B.Factors), C.uint64_t(p.A.Factors)}
 	return x, nil
 }
 
 var types = map[tensor.DType]C.cudaDataType_t{tensor.F32: C.CUDA_R_32F, tensor.F16: C.CUDA_R_16F,
-	tensor.BF16: C.CUDA_R_16BF}
+	tensor.BF16: C.CUDA_R_16BF, tensor.U8: C.CUDA_R_8F_E4M3}
+
+// scaledVersion is the first version with factors for each row.
+const scaledVersion = 120900

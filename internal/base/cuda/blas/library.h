@@ -36,6 +36,7 @@ typedef struct {
 	uint32_t align[4]; // bytes
 	cudaDataType_t type[4];
 	cublasOperation_t op[2]; // of A and B
+	uint64_t factors[2];     // of A and B in E4M3: addresses of a float for each row as stored; otherwise 0
 	size_t workspace;
 } cprun_product_t;
 
@@ -55,12 +56,26 @@ static void cprun_plan_free(const cprun_blas_t *t, cprun_plan_t *p) {
 
 #define CPRUN_TRY(call) if ((s = (call)) != CUBLAS_STATUS_SUCCESS) return s
 
+static cublasStatus_t cprun_plan_factors(const cprun_blas_t *t, cublasLtMatmulDesc_t desc, uint64_t a, uint64_t b) {
+	cublasStatus_t s;
+	CPRUN_TRY(t->cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a, sizeof a));
+	return t->cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b, sizeof b);
+}
+
 static cublasStatus_t cprun_plan_choose(const cprun_blas_t *t, cublasLtHandle_t h, const cprun_product_t *x,
 	cublasLtMatmulPreference_t pref, cprun_plan_t *p) {
 	cublasStatus_t s;
 	CPRUN_TRY(t->cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
 	CPRUN_TRY(t->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &x->op[0], sizeof x->op[0]));
 	CPRUN_TRY(t->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &x->op[1], sizeof x->op[1]));
+	if (x->factors[0]) {
+		const int32_t rows = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+		const int8_t fast = 1;
+		CPRUN_TRY(t->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &rows, sizeof rows));
+		CPRUN_TRY(t->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &rows, sizeof rows));
+		CPRUN_TRY(t->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+		CPRUN_TRY(cprun_plan_factors(t, p->desc, x->factors[0], x->factors[1]));
+	}
 	static const cublasLtMatmulPreferenceAttributes_t aligned[4] = {
 		CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
 		CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -104,9 +119,12 @@ static cublasStatus_t cprun_plan_make(
 }
 
 static cublasStatus_t cprun_plan_run(const cprun_blas_t *t, cublasLtHandle_t h, const cprun_plan_t *p, float beta,
-	uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t workspace, void *stream) {
+	uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t a_factors, uint64_t b_factors, uint64_t workspace,
+	void *stream) {
 	const cublasLtMatmulHeuristicResult_t *r = &p->choice;
 	const float alpha = 1;
+	cublasStatus_t s;
+	if (a_factors) CPRUN_TRY(cprun_plan_factors(t, p->desc, a_factors, b_factors));
 	return t->cublasLtMatmul(h, p->desc, &alpha, (void *)a, p->at[0], (void *)b, p->at[1], &beta, (void *)c, p->at[2],
 		(void *)d, p->at[3], &r->algo, (void *)workspace, r->workspaceSize, (cudaStream_t)stream);
 }

@@ -17,17 +17,19 @@ import (
 // Matrix is a row-major operand at address Addr of device memory. Rows are Stride elements apart. The problem
 // determines its numbers of rows and columns.
 type Matrix struct {
-	Addr   uint64
-	Stride int64
+	Addr    uint64
+	Stride  int64
+	Factors uint64 // of an operand in E4M3: the address of a float32 for each row
 }
 
 // Problem is D = A B, or D = A B + C if C has an address. A is m by k and B is k by n; TransA and TransB mean that they
 // are stored transposed. C and D are m by n and may be the same memory; no other two may overlap. Sums are float32.
+// Operands in E4M3 need TransB without TransA. Their sums have the precision of cuBLASLt's fast accumulation.
 type Problem struct {
 	M, N, K        int
 	TransA, TransB bool
-	In             tensor.DType // of A and B: float32, float16 or bfloat16
-	Out            tensor.DType // of C and D: In, or float32
+	In             tensor.DType // of A and B: float32, float16, bfloat16, or uint8 for E4M3
+	Out            tensor.DType // of C and D: In, or float32; of E4M3, any float
 	A, B, C, D     Matrix
 }
 

@@ -18,14 +18,14 @@ func TestAlignment(t *testing.T) {
 func TestKey(t *testing.T) {
 	base := Problem{
 		M: 8, N: 16, K: 32, In: tensor.BF16, Out: tensor.F32,
-		A: Matrix{256, 32}, B: Matrix{512, 16}, D: Matrix{1024, 16},
+		A: Matrix{Addr: 256, Stride: 32}, B: Matrix{Addr: 512, Stride: 16}, D: Matrix{Addr: 1024, Stride: 16},
 	}
 	same := base
-	same.A.Addr, same.B.Addr, same.D.Addr = 4096, 8192, 1<<30
+	same.A.Addr, same.B.Addr, same.D.Addr, same.A.Factors = 4096, 8192, 1<<30, 1
 	if same.key() != base.key() {
 		t.Error("addresses matter beyond their alignment")
 	}
-	add := func(p *Problem) { p.C = Matrix{2048, 16} }
+	add := func(p *Problem) { p.C = Matrix{Addr: 2048, Stride: 16} }
 	for name, change := range map[string]func(*Problem){
 		"m": func(p *Problem) { p.M++ }, "n": func(p *Problem) { p.N++ }, "k": func(p *Problem) { p.K++ },
 		"transposed A": func(p *Problem) { p.TransA = true }, "transposed B": func(p *Problem) { p.TransB = true },
