@@ -148,16 +148,17 @@ func (r *rig) read(v View) []float64 {
 // activations) of the size of the largest element.
 func (r *rig) close(what string, v View, want []float64) {
 	r.t.Helper()
-	r.agree(what, v, want, near.Finite)
+	r.agree(what, v, want, near.Finite, nil)
 }
 
 // same does what close does, and NaN agrees with NaN, and an infinity with an equal one.
 func (r *rig) same(what string, v View, want []float64) {
 	r.t.Helper()
-	r.agree(what, v, want, near.NonFinite)
+	r.agree(what, v, want, near.NonFinite, nil)
 }
 
-func (r *rig) agree(what string, v View, want []float64, contract near.Contract) {
+// agree allows two roundings of v's type, and one of rounded, which v includes, unless it is nil.
+func (r *rig) agree(what string, v View, want []float64, contract near.Contract, rounded []float64) {
 	r.t.Helper()
 	got := r.read(v)
 	if v.Size() == 0 && len(want) == 0 {
@@ -173,6 +174,9 @@ func (r *rig) agree(what string, v View, want []float64, contract near.Contract)
 			bound := 2*max(epsilon(v.DType()), epsilon(r.par))*math.Abs(want[i]) + 32*epsilon(r.par)*top
 			if v.DType() != r.par && v.DType() != tensor.F64 {
 				bound += epsilon(v.DType()) * 0.01 * top // cancellation among rounded inputs
+			}
+			if rounded != nil {
+				bound += epsilon(v.DType()) * math.Abs(rounded[i])
 			}
 			return bound
 		})

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/cprun/cprun/internal/base/half"
+	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
@@ -127,7 +128,8 @@ func testScaledLinear(r *rig) {
 					r.ops.ScaledLinear(y, a, b, add)
 					r.same("y with an addend", y, plus(adds, want))
 					r.ops.ScaledLinear(add, a, b, add)
-					r.same("y in place of the addend", add, plus(adds, want))
+					// cuBLASLt rounds a product to 16 bits before it adds it in place.
+					r.agree("y in place of the addend", add, plus(adds, want), near.NonFinite, want)
 				}
 			}
 		})
