@@ -58,7 +58,8 @@ var engine = map[string]string{
 	"kernels/gpu": "| attention attention/delta internal/base/cuda internal/base/cuda/blas internal/base/cuda/dnn" +
 		" internal/base/cuda/nvrtc kernels kernels/gpu/internal/call kernels/gpu/internal/source" +
 		" kernels/internal/shape partition tensor",
-	"kernels/gpu/internal/call":   "attention attention/delta internal/base/heap kernels/gpu/internal/source partition tensor",
+	"kernels/gpu/internal/call": "attention attention/delta internal/base/heap kernels kernels/gpu/internal/source" +
+		" partition tensor",
 	"kernels/gpu/internal/source": "",
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/gpu/internal/call"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
@@ -26,8 +27,12 @@ type blocksKey struct {
 // Preload loads all programs of the operations, and compiles missing ones in parallel. Without it, the first use of a
 // program loads it.
 func (c *Ops) Preload() error {
-	return c.loader.Preload("gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
-		"ops_glu", "ops_experts", "ops_group", "ops_conv")
+	programs := []string{"gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
+		"ops_glu", "ops_experts", "ops_group", "ops_conv"}
+	if c.loader.Device().Arch >= convertsE4M3 {
+		programs = append(programs, call.ScaledProgram)
+	}
+	return c.loader.Preload(programs...)
 }
 
 // launch queues a kernel without dynamic shared memory.

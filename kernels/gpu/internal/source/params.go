@@ -263,6 +263,13 @@ type Router struct {
 	Sigmoid, Normalize, Groups, Kept int32
 }
 
+// Quantize is struct Quantize of ops_scaled.cu: a matrix, and its codes and factors, addresses of 0 if not wanted.
+type Quantize struct {
+	X, ByRow, ByColumn, RowFactors, ColumnFactors uint64
+	Largest                                       uint64 // of uint32 for each row, then for each column
+	Rows, Columns, Stride, Unused                 int32
+}
+
 // DeltaParams has the arguments of the kernels of the gated delta rule; see delta.cu.
 type DeltaParams struct {
 	Q, K, V, G, Beta, Dout, O, DQ, DK, DV, DG, Dbeta, From, To Strided

@@ -49,6 +49,7 @@ var params = []struct {
 	{"ops_experts.cu", "Router", Router{}},
 	{"ops_optim.cu", "Step", AdamStep{}},
 	{"ops_rope.cu", "Rope", Rope{}},
+	{"ops_scaled.cu", "Quantize", Quantize{}},
 }
 
 // layoutChecks returns C++ that compiles only if the structs of a file equal those of Go in size and alignment, and

@@ -135,6 +135,7 @@ var ops = []Program{
 	{Name: "ops_rope", File: "ops_rope.cu"},
 	{Name: "ops_glu", File: "ops_glu.cu"},
 	{Name: "ops_group", File: "ops_group.cu"},
+	{Name: "ops_scaled", File: "ops_scaled.cu", Archs: []string{"sm_90a", "sm_100a"}}, // E4M3 since sm_89
 }
 
 // topics lists all programs.

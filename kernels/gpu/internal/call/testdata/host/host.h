@@ -160,6 +160,11 @@ template <class X, class Y> X atomicAdd(X* p, Y by) {
   *p += by;
   return old;
 }
+inline unsigned atomicMax(unsigned* p, unsigned x) {
+  unsigned old = *p;
+  *p = old < x ? x : old;
+  return old;
+}
 inline unsigned atomicInc(unsigned* p, unsigned most) {
   unsigned old = *p;
   *p = old >= most ? 0 : old + 1;

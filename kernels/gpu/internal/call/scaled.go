@@ -1,0 +1,50 @@
+package call
+
+import (
+	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/tensor"
+)
+
+// ScaledProgram is the program of the kernels of Quantize.
+const ScaledProgram = "ops_scaled"
+
+// A QuantizeLaunch is the launch of a kernel of ScaledProgram with the arguments of Quantize.
+type QuantizeLaunch struct {
+	Kernel          string
+	Grid            [2]int
+	Threads, Shared int // of a block; Shared in bytes
+}
+
+// The constants of ops_scaled.cu.
+const (
+	quantizeOctet   = 8   // columns that a thread loads at once
+	quantizeHeld    = 8   // octets of a thread
+	quantizeSide    = 128 // of a tile
+	quantizeWide    = 256 // columns of a block that finds the largest magnitudes
+	quantizeThreads = 256 // of a block; 512 at most if it holds a row
+)
+
+// Quantize returns the arguments and the launches of model.Ops.Quantize. The caller has checked shapes, and that codes
+// begin at a multiple of 16 bytes. It sets Largest to memory with that number of zero bytes.
+func Quantize(byRow, byColumn kernels.Scaled, x View) (p source.Quantize, zeros int64, list []QuantizeLaunch) {
+	rows, columns := x.Rows(), x.Cols()
+	p = source.Quantize{X: x.Addr(), ByRow: byRow.Addr(), ByColumn: byColumn.Addr(), RowFactors: byRow.Factors.Addr(),
+		ColumnFactors: byColumn.Factors.Addr(), Rows: int32(rows), Columns: int32(columns),
+		Stride: int32(byColumn.Cols())}
+	name, any := map[tensor.DType]string{tensor.F32: "fp32", tensor.F16: "fp16", tensor.BF16: "bf16"}[x.DType()], "any_"
+	ceil := func(n, of int) int { return max(1, (n+of-1)/of) } // an empty matrix has factors
+	if columns%quantizeOctet == 0 && x.Addr()%16 == 0 {
+		any = ""
+		if threads := 32 * ceil(columns, 32*quantizeOctet*quantizeHeld); byColumn.IsZero() && threads <= 512 {
+			return p, 0, []QuantizeLaunch{{"quantize_rows_" + name, [2]int{rows, 1}, threads, 4 * 32}}
+		}
+	}
+	y := ceil(rows, quantizeSide)
+	return p, 4 * int64(rows+columns), []QuantizeLaunch{
+		{"quantize_largest_" + any + name, [2]int{ceil(columns, quantizeWide), y}, quantizeThreads,
+			4 * quantizeThreads / 32 * quantizeWide},
+		{"quantize_cast_" + any + name, [2]int{ceil(columns, quantizeSide), y}, quantizeThreads,
+			quantizeSide*quantizeSide + 4*2*quantizeSide},
+	}
+}
