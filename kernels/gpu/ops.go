@@ -24,15 +24,11 @@ type blocksKey struct {
 	threads int
 }
 
-// Preload loads all programs of the operations, and compiles missing ones in parallel. Without it, the first use of a
-// program loads it.
+// Preload loads the programs of the operations, except those of E4M3, and compiles missing ones in parallel. The first
+// use of a program loads it otherwise.
 func (c *Ops) Preload() error {
-	programs := []string{"gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
-		"ops_glu", "ops_experts", "ops_group", "ops_conv"}
-	if c.loader.Device().Arch >= convertsE4M3 {
-		programs = append(programs, call.ScaledProgram)
-	}
-	return c.loader.Preload(programs...)
+	return c.loader.Preload("gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
+		"ops_glu", "ops_experts", "ops_group", "ops_conv")
 }
 
 // launch queues a kernel without dynamic shared memory.

@@ -53,3 +53,19 @@ func TestBatchesWithoutTargetsAreSkippedOnGPUs(t *testing.T) {
 		}
 	}
 }
+
+// In E4M3 other sums of the last bit give other codes, so GPUs follow the CPU as bfloat16 does.
+func TestLinearsInE4M3OnGPUs(t *testing.T) {
+	m := here(t)
+	for _, ranks := range ranksOf(m) {
+		for _, more := range []string{"memory.recompute=selective", "lora={r: 4, dropout: 0.1}"} {
+			set := []string{"model.head_dim=64", "model.intermediate_size=32", "optimizer.lr=1.0e-3",
+				"precision.linears=fp8", more}
+			e := expectOf(curve(t, tiny, ranks, set...))
+			for _, compute := range []string{"fp32", "bf16"} {
+				cfg := loadGPU(t, m, tiny, ranks, append(slices.Clone(set), "precision.compute="+compute)...)
+				follows(t, cfg.Parallel.Backend, runGPU(t, m, cfg, ranks, train.Options{}).steps, e, "bf16")
+			}
+		}
+	}
+}
