@@ -7,7 +7,6 @@ import (
 
 	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/kernels"
-	"github.com/cprun/cprun/kernels/gpu/internal/call"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"

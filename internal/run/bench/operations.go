@@ -271,7 +271,7 @@ func (s *OpsSpec) rule(rows int, d hf.Delta) (list []operation) {
 		delta.Kernel.SummarizeBackward, delta.Kernel.Backward} {
 		list = append(list, operation{"delta rule", dims(rows, d.Heads, d.Dim),
 			operands{q, k, v, decay, beta, v, state, state, maps, maps, v, q, q, v, g, g}, func(on calls, v []View) {
-				a := delta.Args{Scale: 1, Segments: []delta.Segment{{Hi: rows}}}
+				a := delta.Args{Scale: 1, Segments: []delta.Segment{{Hi: rows}}, Entered: []int{0}, Followed: []int{0}}
 				for i, to := range a.Views() {
 					*to = v[i]
 				}
