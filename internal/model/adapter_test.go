@@ -32,8 +32,10 @@ func lora(dropout float64, targets ...string) hf.Tuning {
 
 // The gradients of adapters, with dropout, and of parameters beside frozen ones are the slope of the loss, in float64.
 func TestTunedGradientsAreTheSlopeOfTheLoss(t *testing.T) {
+	some := lora(0, "o_proj", "layers.1.mlp.up_proj")
+	some.LoRA.TargetParameters = []string{"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
 	for what, tuning := range map[string]hf.Tuning{
-		"adapters": lora(0.3), "some": lora(0, "o_proj", "layers.1.mlp.up_proj"),
+		"adapters": lora(0.3), "some": some,
 		"frozen": {Freeze: []string{"*.q_proj.weight", "*norm.weight", "model.embed_tokens.*", "model.layers.1.*"}},
 	} {
 		samples := 5 // of each parameter, at least

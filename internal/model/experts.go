@@ -55,9 +55,14 @@ func (l *experts) forward(p *pass, t *activations, y, x, add View) {
 		}
 	}
 	pairs, in, act := p.sort(e, choice), places(t.in, e), places(t.act, e)
-	p.groupLinear(in, kernels.Operand{View: x, ByToken: true}, l.at(hf.ExpertIn), pairs)
-	l.groupAdd(p, hf.ExpertIn, in, pairs)
-	p.ops.GroupGLU(act, in, p.act)
+	byToken, up := kernels.Operand{View: x, ByToken: true}, l.at(hf.ExpertIn)
+	fused, _ := p.ops.(FusedExperts)
+	if fused == nil || up.lora != nil || !l.at(hf.ExpertIn.Bias()).w.IsZero() ||
+		!fused.GroupLinearGLU(act, in, byToken, up.w, pairs, p.act) {
+		p.groupLinear(in, byToken, up, pairs)
+		l.groupAdd(p, hf.ExpertIn, in, pairs)
+		p.ops.GroupGLU(act, in, p.act)
+	}
 	if y.IsZero() {
 		return
 	}
@@ -74,10 +79,14 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 	byToken, dout := kernels.Operand{View: x, ByToken: true}, kernels.Operand{View: dy, ByToken: true}
 	down, up, router := l.at(hf.ExpertDown), l.at(hf.ExpertIn), l.at(hf.Router)
 
-	p.groupLinearDX(da, dout, down, pairs)
 	dweight := p.a.Alloc(p.accum, shape(weight)...)
 	din, scaled := in, da
-	p.ops.GroupGLUBackward(din, scaled, dweight, da, in, weight, pairs, p.act)
+	fused, _ := p.ops.(FusedExperts)
+	if fused == nil || down.lora != nil ||
+		!fused.GroupLinearDXGLUBackward(in, da, dweight, dout, down.w, weight, pairs, p.act) {
+		p.groupLinearDX(da, dout, down, pairs)
+		p.ops.GroupGLUBackward(din, scaled, dweight, da, in, weight, pairs, p.act)
+	}
 	if bias := l.at(hf.ExpertDown.Bias()); !bias.w.IsZero() {
 		p.ops.GroupDot(dweight, dout, bias.w, pairs)
 		p.groupSum(bias, dout, weight, pairs)

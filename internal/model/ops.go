@@ -155,6 +155,16 @@ type Experts interface {
 	Combine(out, add, y, weight View, p kernels.Pairs)
 }
 
+// FusedExperts does two operations of Experts in one pass over memory. A method returns false, and does nothing, if it
+// does not support a call.
+type FusedExperts interface {
+	// GroupLinearGLU does GroupLinear, to x, and GroupGLU.
+	GroupLinearGLU(y, x View, from kernels.Operand, w View, p kernels.Pairs, act kernels.Activation) bool
+	// GroupLinearDXGLUBackward does GroupLinearDX, to wy, and GroupGLUBackward, with wy as da and dx in place of x.
+	GroupLinearDXGLUBackward(x, wy, dweight View, dy kernels.Operand, w, weight View, p kernels.Pairs,
+		act kernels.Activation) bool
+}
+
 // Recurrent are the operations of gated delta nets around their recurrence.
 type Recurrent interface {
 	// Conv sets y to silu of the causal depthwise convolution of x, [batch, seq, 1, n], in each segment of the seq axis:

@@ -314,6 +314,19 @@ func (refOps) GroupGLUBackward(dx, wy, dweight, da, x, weight View, p kernels.Pa
 	put(dweight, D)
 }
 
+func (r refOps) GroupLinearGLU(y, x View, from kernels.Operand, w View, p kernels.Pairs, act kernels.Activation) bool {
+	r.GroupLinear(x, from, w, p, false)
+	r.GroupGLU(y, x, act)
+	return true
+}
+
+func (r refOps) GroupLinearDXGLUBackward(x, wy, dweight View, dy kernels.Operand, w, weight View, p kernels.Pairs,
+	act kernels.Activation) bool {
+	r.GroupLinearDX(wy, dy, w, p, false)
+	r.GroupGLUBackward(x, wy, dweight, wy, x, weight, p, act)
+	return true
+}
+
 func (refOps) Combine(out, add, y, weight View, p kernels.Pairs) {
 	n, k, W := out.Cols(), p.Places.Cols(), weightOf(weight, p)
 	O, Y := make([]float64, out.Size()), get(y)

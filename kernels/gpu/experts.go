@@ -222,8 +222,8 @@ func (c *Ops) GroupLinearDW(dw View, dy, x kernels.Operand, p kernels.Pairs, acc
 	c.groupProduct("group linear dw", groupCall{source.GroupDW, dw, dy, x, p, dy.Cols(), x.Cols(), accumulate})
 }
 
-// groupProduct queues a product: on Hopper by its own kernels, if they support it.
-func (c *Ops) groupProduct(op string, g groupCall) {
+// check panics unless the views match. It returns the pairs.
+func (g *groupCall) check(op string) *source.Pairs {
 	pairs := pairsArgs(op, g.p)
 	holds(op, g.a, g.p)
 	matrices, experts := g.b.View, int(pairs.Experts)
@@ -237,7 +237,13 @@ func (c *Ops) groupProduct(op string, g groupCall) {
 		shape.Must(g.to.Rows() == int(pairs.Count), op, g.to, g.p.Places)
 	}
 	shape.Must(matrices.Rows() == experts*g.out && matrices.Cols() == g.in, op, g.to, g.a.View, g.b.View, g.p.Starts)
-	if g.to.Size() == 0 || c.groupOnHopper(g.kind, g.to, g.a, g.b, g.p, g.accumulate) {
+	return pairs
+}
+
+// groupProduct queues a product: on Hopper by its own kernels, if they support it.
+func (c *Ops) groupProduct(op string, g groupCall) {
+	pairs := g.check(op)
+	if g.to.Size() == 0 || c.groupOnHopper(g.onHopper()) {
 		return
 	}
 	c.stream.Do(op, func() error {
@@ -248,9 +254,9 @@ func (c *Ops) groupProduct(op string, g groupCall) {
 		}
 		grid := cuda.Dim{X: ceilDiv(g.to.Cols(), side)}
 		if g.kind == source.GroupDW {
-			grid.X, grid.Y = grid.X*ceilDiv(g.out, side), experts
+			grid.X, grid.Y = grid.X*ceilDiv(g.out, side), int(pairs.Experts)
 		} else {
-			grid.X *= int(pairs.Count)/side + experts
+			grid.X *= int(pairs.Count)/side + int(pairs.Experts)
 		}
 		args := new(cuda.Args).View(g.to)
 		for _, x := range []kernels.Operand{g.a, g.b} {
@@ -339,27 +345,76 @@ func (c *Ops) GroupDot(dweight View, dy kernels.Operand, bias View, p kernels.Pa
 // GroupGLU sets y [P, I] to act(gate) * up, the halves of the columns of x [P, 2*I].
 func (c *Ops) GroupGLU(y, x View, act kernels.Activation) {
 	const op = "group glu"
-	rows, n := y.Rows(), y.Cols()
-	denseActivations(op, y, x)
-	shape.Must(x.Rows() == rows && x.Cols() == 2*n && gluNames[act] != "", op, y, x)
+	rows, n := checkGLU(op, y, x, act)
 	args := new(cuda.Args).View(y).View(x).Int(rows).Int(n)
 	c.rowwise(op, experts, "group_"+gluNames[act], "", eachPlace(rows), n, args, y, x)
+}
+
+// checkGLU panics unless the views match. It returns the rows and columns of y.
+func checkGLU(op string, y, x View, act kernels.Activation) (rows, n int) {
+	rows, n = y.Rows(), y.Cols()
+	denseActivations(op, y, x)
+	shape.Must(x.Rows() == rows && x.Cols() == 2*n && gluNames[act] != "", op, y, x)
+	return rows, n
 }
 
 // GroupGLUBackward sets, for y of GroupGLU and the weight w of a place's pair, dweight to the sum of da*y over I, dx to
 // the gradient of x given w*da as that of y, and wy to w*y. dx may be x, and wy may be da.
 func (c *Ops) GroupGLUBackward(dx, wy, dweight, da, x, weight View, p kernels.Pairs, act kernels.Activation) {
 	const op = "group glu backward"
-	pairs, rows, n := pairsArgs(op, p), da.Rows(), da.Cols()
-	denseActivations(op, dx, wy, da, x)
-	shape.Must(rows == int(pairs.Count) && x.Rows() == rows && x.Cols() == 2*n && wy.Size() == da.Size() &&
-		dx.Size() == x.Size() && gluNames[act] != "", op, dx, wy, da, x)
+	pairs := pairsArgs(op, p)
+	rows, n := checkGLU(op, da, x, act)
+	denseActivations(op, dx, wy)
+	shape.Must(rows == int(pairs.Count) && wy.Size() == da.Size() && dx.Size() == x.Size(), op, dx, wy, da, x)
 	denseFloats(op, dweight, weight)
 	checkWeight(op, dweight, p)
 	checkWeight(op, weight, p)
 	args := new(cuda.Args).View(dx).View(wy).View(dweight).View(da).View(x).View(weight)
 	c.rowwise(op, experts, "group_"+gluNames[act], "backward_", eachPlace(rows), n, cuda.Struct(args, pairs).Int(n), dx,
 		wy, da, x)
+}
+
+// GroupLinearGLU does GroupLinear, to x, and GroupGLU in one pass. It returns false if the kernels do not support that.
+func (c *Ops) GroupLinearGLU(y, x View, from kernels.Operand, w View, p kernels.Pairs, act kernels.Activation) bool {
+	const op = "group linear glu"
+	g := groupCall{source.GroupForward, x, from, kernels.Operand{View: w}, p, x.Cols(), from.Cols(), false}
+	g.check(op)
+	checkGLU(op, y, x, act)
+	h := g.onHopper()
+	h.Product, h.Gated = source.GroupGLU, y
+	return act == kernels.SiLU && c.groupOnHopper(h)
+}
+
+// GroupLinearDXGLUBackward does GroupLinearDX, to wy, and GroupGLUBackward, with dx in place of x, in one pass. It
+// returns false if the kernels do not support that.
+func (c *Ops) GroupLinearDXGLUBackward(x, wy, dweight View, dy kernels.Operand, w, weight View, p kernels.Pairs,
+	act kernels.Activation) bool {
+	const op = "group linear dx glu backward"
+	g := groupCall{source.GroupDX, wy, dy, kernels.Operand{View: w}, p, dy.Cols(), wy.Cols(), false}
+	g.check(op)
+	checkGLU(op, wy, x, act)
+	denseFloats(op, dweight, weight)
+	checkWeight(op, dweight, p)
+	checkWeight(op, weight, p)
+	n, parts, h := p.Places.Size(), ceilDiv(wy.Cols(), source.HopperGroupShapes[0].Width), g.onHopper()
+	h.Product, h.Out, h.Gated, h.Weights, h.Sums = source.GroupGLUDX, x, wy, c.work(), c.work()+uint64(4*n)
+	l, ok := h.Hopper()
+	if !ok || c.loader.Device().Arch != hopperArch || act != kernels.SiLU || 4*n*(1+parts) > OpsWorkspace {
+		return false
+	}
+	c.stream.Do("group glu_dx", func() error {
+		grid, block := cuda.Dim{X: ceilDiv(n, 256)}, cuda.Dim{X: 256}
+		args := new(cuda.Args).Addr(h.Weights).View(weight).View(p.Places).Int(n)
+		if err := c.launch(experts, "group_weights", grid, block, args); err != nil {
+			return err
+		}
+		if err := c.launchGroup(&l); err != nil {
+			return err
+		}
+		args = new(cuda.Args).View(dweight).Addr(h.Sums).View(p.Places).Int(n).Int(parts)
+		return c.launch(experts, "group_sums", grid, block, args)
+	})
+	return true
 }
 
 // Combine sets out [T, n] to add plus the sum over a token's choices, in their order, of weight times its row of y

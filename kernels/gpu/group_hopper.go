@@ -11,24 +11,24 @@ import (
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 )
 
-// groupOnHopper queues a product of rows sorted by expert on the kernels for Hopper, and reports whether they support
-// it: dense, of 16 bits, with columns in multiples of 8, and gradients of weights in float32. b is the stacked weights
-// or, for those's gradient, the inputs. The caller has checked that shapes match.
-func (c *Ops) groupOnHopper(product source.GroupProduct, out View, a, b kernels.Operand, p kernels.Pairs,
-	accumulate bool) bool {
-	if c.loader.Device().Arch != hopperArch {
-		return false
-	}
+// onHopper returns the product for the kernels for Hopper.
+func (g groupCall) onHopper() call.Group {
 	operand := func(o kernels.Operand) call.GroupOperand {
 		if o.ByToken {
-			return call.GroupOperand{View: o.View, Tokens: p.Tokens}
+			return call.GroupOperand{View: o.View, Tokens: g.p.Tokens}
 		}
 		return call.GroupOperand{View: o.View}
 	}
-	g := call.Group{Product: product, Out: out, A: operand(a), B: operand(b), Starts: p.Starts, Accumulate: accumulate}
+	return call.Group{Product: g.kind, Out: g.to, A: operand(g.a), B: operand(g.b), Starts: g.p.Starts,
+		Accumulate: g.accumulate}
+}
+
+// groupOnHopper queues a product on the kernels for Hopper, and reports whether they support it: dense, of 16 bits,
+// with columns in multiples of 8, and gradients of weights in float32. The caller has checked that shapes match.
+func (c *Ops) groupOnHopper(g call.Group) bool {
 	l, ok := g.Hopper()
-	if ok {
-		c.stream.Do(fmt.Sprintf("group %v", product), func() error { return c.launchGroup(&l) })
+	if ok = ok && c.loader.Device().Arch == hopperArch; ok {
+		c.stream.Do(fmt.Sprintf("group %v", g.Product), func() error { return c.launchGroup(&l) })
 	}
 	return ok
 }
@@ -44,7 +44,7 @@ func (c *Ops) launchGroup(l *call.HopperGroup) error {
 		c.taken = m
 	}
 	x.Next = c.taken.Addr()
-	for i, to := range []*source.TensorMap{&x.A, &x.B, &x.DW} {
+	for i, to := range []*source.TensorMap{&x.A, &x.B, &x.C} {
 		if l.Maps[i].View.IsZero() {
 			continue
 		}

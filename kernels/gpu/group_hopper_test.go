@@ -124,11 +124,16 @@ func (g *groupRig) test(tokens, experts int, dyByToken, xByToken, accumulate boo
 	})
 }
 
+// queue queues a product, and reports whether the kernels support it.
+func (g *groupRig) queue(p source.GroupProduct, to View, a, b kernels.Operand, accumulate bool) bool {
+	return g.groupOnHopper(groupCall{kind: p, to: to, a: a, b: b, p: g.pairs, accumulate: accumulate}.onHopper())
+}
+
 func (g *groupRig) check(p source.GroupProduct, out View, a, b kernels.Operand, accumulate bool,
 	want func(i, j int) float64) {
 	old, again := g.values(out), g.upload(g.host(out))
 	for _, y := range []View{out, again} {
-		if !g.groupOnHopper(p, y, a, b, g.pairs, accumulate) {
+		if !g.queue(p, y, a, b, accumulate) {
 			g.t.Fatalf("%v: the kernels do not support it", p)
 		}
 	}
@@ -145,6 +150,42 @@ func (g *groupRig) check(p source.GroupProduct, out View, a, b kernels.Operand, 
 	}
 }
 
+// testGated compares products with gated activations to two operations. A second call gives the same bits.
+func (g *groupRig) testGated(tokens, experts int) {
+	const act = kernels.SiLU
+	places := len(g.experts)
+	x, _, _ := g.operand(tokens, g.in, true)
+	dy, _, _ := g.operand(tokens, g.out, true)
+	w, weight := g.matrix(g.dtype, experts*g.out, g.in), g.matrix(tensor.F32, places, 1)
+	pairs, gated := g.matrix(g.dtype, places, g.out), g.matrix(g.dtype, places, g.out/2)
+	dx, wy, dweight := g.matrix(g.dtype, places, 2*g.in), g.matrix(g.dtype, places, g.in), g.matrix(tensor.F32, places, 1)
+	gates := g.host(dx)
+	var before [][]float32
+	for i, share := range []float64{0, 1.0 / 100, 0} {
+		g.send(dx, gates)
+		if i == 0 {
+			g.GroupLinear(pairs, x, w, g.pairs, false)
+			g.GroupGLU(gated, pairs, act)
+			g.GroupLinearDX(wy, dy, w, g.pairs, false)
+			g.GroupGLUBackward(dx, wy, dweight, wy, dx, weight, g.pairs, act)
+		} else if !g.GroupLinearGLU(gated, pairs, x, w, g.pairs, act) ||
+			!g.GroupLinearDXGLUBackward(dx, wy, dweight, dy, w, weight, g.pairs, act) {
+			g.t.Fatal("the kernels do not support it")
+		}
+		var now [][]float32
+		for j, v := range []View{pairs, gated, dx, wy, dweight} {
+			now = append(now, g.values(v))
+			for k := 0; i > 0 && k < v.Size(); k++ {
+				y, z := float64(now[j][k]), float64(before[j][k])
+				if math.IsNaN(y) != math.IsNaN(z) || math.Abs(y-z) > share*(math.Abs(z)+0.5) {
+					g.t.Fatalf("result %d: element %d is %g, want %g", j, k, y, z)
+				}
+			}
+		}
+		before = now
+	}
+}
+
 // host returns a copy on the host.
 func (g *groupRig) host(v View) View {
 	h, err := g.download(v)
@@ -155,7 +196,7 @@ func (g *groupRig) host(v View) View {
 // TestManyPairs sorts and multiplies the pairs of long sequences: half a million of one expert of 512, and of a few. A
 // second run gives the same bits.
 func TestManyPairs(t *testing.T) {
-	const experts, out, in = 512, 72, 64
+	const experts, out, in = 512, 80, 64
 	rig := newCUDARig(t)
 	for _, c := range []struct{ tokens, k, few int }{{1 << 19, 1, 1}, {1 << 16, 8, 11}, {1 << 17, 1, experts}} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
@@ -191,6 +232,9 @@ func TestManyPairs(t *testing.T) {
 				g.experts = append(g.experts, int32(slices.IndexFunc(starts[1:], func(end int32) bool { return int32(i) < end })))
 			}
 			g.test(c.tokens, experts, false, true, false)
+			if c.few == experts {
+				g.testGated(c.tokens, experts)
+			}
 		})
 	}
 }
@@ -205,10 +249,21 @@ func TestGroupNotOnHopper(t *testing.T) {
 	}{{tensor.F32, []int{5}, 8, 8}, {tensor.BF16, []int{5}, 12, 8}, {tensor.BF16, []int{5}, 8, 20}} {
 		g := newGroupRig(rig, c.dtype, c.counts, 9, c.out, c.in)
 		x, _, _ := g.operand(9, c.in, true)
-		if w := g.matrix(c.dtype, c.out, c.in); g.groupOnHopper(source.GroupForward, g.matrix(c.dtype, 5, c.out), x,
-			kernels.Operand{View: w}, g.pairs, false) {
+		if w := g.matrix(c.dtype, c.out, c.in); g.queue(source.GroupForward, g.matrix(c.dtype, 5, c.out), x,
+			kernels.Operand{View: w}, false) {
 			t.Errorf("%+v is supported", c)
 		}
+	}
+	const n = OpsWorkspace/8 + 1 // places. Their weights and sums do not fit the workspace.
+	view := func(dtype tensor.DType, columns int) View {
+		return place(t, rig.loader.Device(), dtype, [4]int{1, n, 1, columns})
+	}
+	pairs := kernels.Pairs{Tokens: view(tensor.I32, 1), Places: view(tensor.I32, 1),
+		Starts: rig.upload(tensor.FromSlice([]int32{0, n}, 1, 2, 1, 1))}
+	w, dy := rig.like(tensor.BF16, tensor.New(tensor.BF16, 1, 8, 1, 8)), kernels.Operand{View: view(tensor.BF16, 8)}
+	if rig.GroupLinearDXGLUBackward(view(tensor.BF16, 16), view(tensor.BF16, 8), view(tensor.F32, 1), dy, w,
+		view(tensor.F32, 1), pairs, kernels.SiLU) {
+		t.Errorf("%d places are supported", n)
 	}
 }
 
@@ -254,7 +309,7 @@ func BenchmarkGroup(b *testing.B) {
 				{source.GroupDW, dw, dy, x, true}} {
 				b.Run(fmt.Sprintf("skewed=%t/up=%t/%v/accumulate=%t", skewed, up, c.p, c.accumulate), func(b *testing.B) {
 					for range b.N {
-						g.groupOnHopper(c.p, c.out, c.a, c.b, g.pairs, c.accumulate)
+						g.queue(c.p, c.out, c.a, c.b, c.accumulate)
 					}
 					check(b, g.stream.Sync(context.Background()))
 					b.ReportMetric(2*places*float64(d[0]*d[1])*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
 )
@@ -414,11 +415,51 @@ func testGroupGLU(r *rig) {
 				r.ops.GroupGLUBackward(dx, wy, dweight, da, x, weight, d.views, act)
 				r.close("dx", dx, wantDX)
 				r.close("wy", wy, wantWY)
-				if share := max(64*epsilon(r.par), epsilon(r.act)); m.tokens > 0 { // y may be rounded
-					if err := near.Within(r.read(dweight), wantDW, near.Finite, share); err != nil {
-						r.t.Fatalf("dweight: %v", err)
-					}
-				}
+				r.within("dweight", dweight, wantDW, 1) // y may be rounded
+			}
+		})
+	}
+}
+
+// within compares results of rounded operands. Errors count in roundings of the largest result.
+func (r *rig) within(what string, v View, want []float64, roundings float64) {
+	r.t.Helper()
+	if len(want) > 0 {
+		share := roundings * max(64*epsilon(r.par), epsilon(r.act))
+		if err := near.Within(r.read(v), want, near.Finite, share); err != nil {
+			r.t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
+// testFusedExperts covers products with gated activations, rounded between the two. Tiles of columns end anywhere.
+func testFusedExperts(r *rig) {
+	fused, ok := r.ops.(model.FusedExperts)
+	if !ok {
+		return
+	}
+	for _, act := range activations {
+		each(r, allSized([2]int{72, 8}, [2]int{24, 264}, [2]int{24, 12}, [2]int{8, 520}), func(r *rig, m sized) {
+			d, hidden, n := r.deal(m.mix), m.in, m.out
+			from, xs := r.operand(d, hidden, true)
+			w, ws := r.random(r.act, 1, m.experts*2*n, 1, hidden)
+			x, y := r.garbage(r.act, 1, d.pairs(), 1, 2*n), r.garbage(r.act, 1, d.pairs(), 1, n)
+			if fused.GroupLinearGLU(y, x, from, w, d.views, act) {
+				r.close("x", x, refGroupLinear(d, xs, ws, hidden, 2*n, true))
+				want, _, _, _ := refGroupGLU(d, r.read(x), zeros(d.pairs()*n), zeros(d.pairs()), n, act)
+				r.close("y", y, want)
+			}
+			dy, dys := r.operand(d, hidden, true)
+			down, downs := r.random(r.act, 1, m.experts*hidden, 1, n)
+			x, xs = r.random(r.act, 1, d.pairs(), 1, 2*n)
+			weight, weights := r.random(r.par, 1, m.tokens, m.chosen, 1)
+			wy, dweight := r.garbage(r.act, 1, d.pairs(), 1, n), r.garbage(r.par, 1, m.tokens, m.chosen, 1)
+			if fused.GroupLinearDXGLUBackward(x, wy, dweight, dy, down, weight, d.views, act) {
+				_, da := r.put(r.act, refGroupLinearDX(d, dys, downs, n, hidden, true), 1, d.pairs(), 1, n)
+				_, wantDX, wantWY, wantDW := refGroupGLU(d, xs, da, weights, n, act)
+				r.within("dx", x, wantDX, 2)
+				r.close("wy", wy, wantWY)
+				r.within("dweight", dweight, wantDW, 2)
 			}
 		})
 	}

@@ -64,6 +64,7 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		{"GroupLinear", testGroupLinear},
 		{"GroupBias", testGroupBias},
 		{"GroupGLU", testGroupGLU},
+		{"FusedExperts", testFusedExperts},
 		{"Clamped", testClamped},
 		{"Combine", testCombine},
 		{"GroupNaN", testGroupNaN},

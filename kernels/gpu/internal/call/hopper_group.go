@@ -16,11 +16,13 @@ type GroupOperand struct {
 // A Group holds a product of rows sorted by expert; see hopper_group.cu. B is the stacked weights, except in a product
 // for these.
 type Group struct {
-	Product    source.GroupProduct
-	Out        View
-	A, B       GroupOperand
-	Starts     View
-	Accumulate bool
+	Product       source.GroupProduct
+	Out           View // of GroupGLUDX: of gates and ups, then of their gradients
+	A, B          GroupOperand
+	Starts        View
+	Accumulate    bool
+	Gated         View   // of the products with gated activations
+	Weights, Sums uint64 // of GroupGLUDX: addresses of float32, of places, and of columns of tiles and places
 }
 
 // HopperGroup is a launch of a grouped product on Hopper.
@@ -28,7 +30,7 @@ type HopperGroup struct {
 	Program, Kernel string
 	Threads, Shared int
 	Blocks          int    // tiles at most, the largest grid
-	Maps            [3]Map // A, B and, for DW, the output
+	Maps            [3]Map // A, B and C
 	Params          source.HopperGroup
 }
 
@@ -45,13 +47,16 @@ func (g *Group) Hopper() (l HopperGroup, ok bool) {
 	experts, places := g.Starts.Size()-1, g.places()
 	if !ok || out != tensor.BF16 && out != tensor.F16 || b.View.DType() != a.View.DType() || experts < 1 ||
 		experts > source.MaxGroupExperts || places == 0 || weights.Rows()%experts != 0 ||
-		!rowsInPieces(a.View, b.View, g.Out) {
+		!rowsInPieces(a.View, b.View, g.Out) || !g.Gated.IsZero() && !rowsInPieces(g.Gated) {
 		return l, false
 	}
 	rows, columns, turned := weights.Rows()/experts, g.Out.Cols(), false
 	if g.Product == source.GroupDW && a.Tokens.IsZero() && !b.Tokens.IsZero() {
 		// Copies of rows of tokens take more of shared memory's time than TMA, and a step has fewer columns of a.
 		a, b, rows, columns, turned = b, a, columns, rows, true
+	}
+	if !g.Gated.IsZero() {
+		columns = g.Gated.Cols()
 	}
 	s := source.HopperGroupShapeFor(g.Product, columns)
 	l = HopperGroup{
@@ -62,16 +67,24 @@ func (g *Group) Hopper() (l HopperGroup, ok bool) {
 			Starts: g.Starts.Addr(), Out: g.Out.Addr(), Experts: int32(experts), Depth: int32(a.View.Cols()),
 			Rows: int32(rows), Columns: int32(columns), AColumns: int32(a.View.Cols()),
 			BColumns: int32(b.View.Cols()), Accumulate: cInt(g.Accumulate), Turned: cInt(turned),
+			Places: int32(places), Gated: g.Gated.Addr(), Weights: g.Weights, Sums: g.Sums,
 		},
 	}
 	flat := func(v View) View { return v.Reshape([4]int{1, v.Rows(), 1, v.Cols()}) }
 	stack := func(v View) View { return v.Reshape([4]int{experts, v.Rows() / experts, 1, v.Cols()}) }
 	high := places/source.GroupRows + experts // rows of tiles at most
+	width := s.Width
 	switch g.Product {
-	case source.GroupForward:
-		l.Maps = [3]Map{{flat(a.View), panel, source.GroupRows}, {stack(b.View), panel, s.Width}}
-	case source.GroupDX:
+	case source.GroupForward, source.GroupGLU:
+		if g.Product == source.GroupGLU {
+			width /= 2
+		}
+		l.Maps = [3]Map{{flat(a.View), panel, source.GroupRows}, {stack(b.View), panel, width}}
+	case source.GroupDX, source.GroupGLUDX:
 		l.Maps = [3]Map{{flat(a.View), panel, source.GroupRows}, {stack(b.View), panel, source.GroupStep}}
+		if g.Product == source.GroupGLUDX {
+			l.Maps[2] = Map{g.Out.Reshape([4]int{1, places, 2, columns}), panel, source.GroupRows}
+		}
 	case source.GroupDW:
 		dw := Map{stack(g.Out), panel / 2, 16}
 		if turned {
@@ -80,7 +93,7 @@ func (g *Group) Hopper() (l HopperGroup, ok bool) {
 		l.Maps = [3]Map{{flat(a.View), panel, source.GroupStep}, {flat(b.View), panel, source.GroupStep}, dw}
 		high = experts * (rows/source.GroupRows + 1)
 	}
-	l.Blocks = high * (columns + s.Width - 1) / s.Width
+	l.Blocks = high * ((columns + width - 1) / width)
 	return l, l.Blocks <= math.MaxInt32
 }
 

@@ -34,17 +34,17 @@ func (c groupCase) places() (n int) {
 func TestHopperGroupOnHost(t *testing.T) {
 	h := newHost(t)
 	cases := []groupCase{
-		{tensor.BF16, []int{130, 0, 1, 64, 200}, 72, 200, true, false, true, 40, 3},
-		{tensor.F16, []int{0, 5, 129, 0}, 264, 136, false, true, true, 50, 2},
-		{tensor.BF16, []int{70, 66, 0}, 392, 200, true, true, false, 300, 2},
-		{tensor.BF16, []int{2100, 0, 100}, 8, 16, false, false, false, 1, 5},
+		{tensor.BF16, []int{130, 0, 1, 64, 200}, 80, 200, true, false, true, 40, 3},
+		{tensor.F16, []int{0, 5, 129, 0}, 272, 136, false, true, true, 50, 2},
+		{tensor.BF16, []int{70, 66, 0}, 400, 264, true, true, false, 300, 2},
+		{tensor.BF16, []int{2100, 0, 100}, 16, 16, false, false, false, 1, 5},
 		{tensor.F16, []int{1, 1, 1, 0, 1, 1}, 192, 64, true, false, false, 3, 200},
 	}
 	if testing.Short() {
 		cases = cases[:1]
 	}
 	for i, c := range cases {
-		for p := source.GroupForward; p <= source.GroupDW; p++ {
+		for p := source.GroupForward; p <= source.GroupGLUDX; p++ {
 			t.Run(fmt.Sprintf("%v %d", p, i), func(t *testing.T) {
 				h.t, h.used = t, 0
 				c.run(h, p)
@@ -94,7 +94,7 @@ func (c groupCase) run(h *host, p source.GroupProduct) {
 	product := func(sum float64, x, y float64) float64 { return sum + x*y }
 	var want func(row, column int) float64
 	switch p {
-	case source.GroupForward:
+	case source.GroupForward, source.GroupGLU:
 		g.A, a = operand(c.in, c.byA)
 		g.B, g.Out = weights, draw(c.dtype, len(experts), c.out, -1)
 		want = func(row, column int) (sum float64) {
@@ -103,7 +103,7 @@ func (c groupCase) run(h *host, p source.GroupProduct) {
 			}
 			return sum
 		}
-	case source.GroupDX:
+	case source.GroupDX, source.GroupGLUDX:
 		g.A, a = operand(c.out, c.byA)
 		g.B, g.Out = weights, draw(c.dtype, len(experts), c.in, -1)
 		want = func(row, column int) (sum float64) {
@@ -129,19 +129,67 @@ func (c groupCase) run(h *host, p source.GroupProduct) {
 	for i := range wants {
 		row, column := i/g.Out.Cols(), i%g.Out.Cols()
 		wants[i] = want(row, column)
-		if c.accumulate {
+		if c.accumulate && p != source.GroupGLUDX {
 			wants[i] += at(g.Out, row, column)
 		}
 	}
+	nan := func(v View) View {
+		each(v, func(float32, [4]int) float32 { return float32(math.NaN()) })
+		return v
+	}
 	if !c.accumulate {
-		each(g.Out, func(float32, [4]int) float32 { return float32(math.NaN()) })
+		nan(g.Out)
+	}
+	one := draw(c.dtype, 1, 8, -1)
+	rounded := func(x float64) float64 {
+		set(one, [4]int{}, x)
+		return at(one, 0, 0)
+	}
+	results := []groupResult{{"result", g.Out, wants, 1.0 / 200}}
+	switch p {
+	case source.GroupDW:
+		results[0].share = 0 // sums of such numbers are exact in float32
+	case source.GroupGLU:
+		n := c.out / 2
+		g.Gated = nan(draw(c.dtype, len(experts), n, -1))
+		ys := make([]float64, g.Gated.Size())
+		for i := range ys {
+			gate := rounded(wants[i/n*2*n+i%n])
+			ys[i] = gate / (1 + math.Exp(-gate)) * rounded(wants[i/n*2*n+n+i%n])
+		}
+		results = append(results, groupResult{"act(gate) * up", g.Gated, ys, 1.0 / 200})
+	case source.GroupGLUDX:
+		n := c.in
+		const width = 256 // of a tile
+		g.Accumulate, g.Gated = false, nan(draw(c.dtype, len(experts), n, -1))
+		g.Out = draw(c.dtype, len(experts), 2*n, -1)
+		inf := math.Inf(1)
+		for i, x := range []float64{inf, -inf, math.NaN(), 100, -100} { // gates, then ups
+			set(g.Out, [4]int{0, 0, 0, i}, x)
+			set(g.Out, [4]int{0, 0, 0, n + 5 + i}, x)
+		}
+		floats := func(n int) View { return draw(tensor.F32, 1, n+n%2, -1).Slice(tensor.Dim, 0, n) }
+		weight, sums := floats(len(experts)), nan(floats((n+width-1)/width*len(experts)))
+		dx, wy, total := make([]float64, g.Out.Size()), make([]float64, g.Gated.Size()), make([]float64, sums.Size())
+		for i, da := range wants {
+			row, column := i/n, i%n
+			da = rounded(da)
+			gate, up, w := at(g.Out, row, column), at(g.Out, row, n+column), at(weight, 0, row)
+			s := 1 / (1 + math.Exp(-gate))
+			wy[i] = w * gate * s * up
+			dx[row*2*n+column] = w * da * up * s * (1 + gate*(1-s))
+			dx[row*2*n+n+column] = w * da * gate * s
+			total[column/width*len(experts)+row] += da * gate * s * up
+		}
+		g.Weights, g.Sums = weight.Addr(), sums.Addr()
+		results = []groupResult{{"dx", g.Out, dx, 1.0 / 200}, {"wy", g.Gated, wy, 1.0 / 200}, {"sums", sums, total, 1e-4}}
 	}
 	l, served := g.Hopper()
 	if !served {
 		t.Fatal("the kernels do not support the product")
 	}
 	x := &l.Params
-	for i, to := range []*source.TensorMap{&x.A, &x.B, &x.DW} {
+	for i, to := range []*source.TensorMap{&x.A, &x.B, &x.C} {
 		if !l.Maps[i].View.IsZero() {
 			h.encode(l.Maps[i:i+1], to)
 		}
@@ -149,29 +197,41 @@ func (c groupCase) run(h *host, p source.GroupProduct) {
 	next := ints(2)
 	clear(tensor.Data[int32](next))
 	x.Next = next.Addr()
-	h.move(&x.ARows, &x.BRows, &x.ATokens, &x.BTokens, &x.Starts, &x.Out, &x.Next)
+	h.move(&x.ARows, &x.BRows, &x.ATokens, &x.BTokens, &x.Starts, &x.Out, &x.Next, &x.Gated, &x.Weights, &x.Sums)
 	ok(t, h.start(l.Program, l.Kernel, [3]int{min(c.grid, l.Blocks), 1, 1}, [2]int{l.Threads, 1}, l.Shared,
 		argumentsOf(x)))
 	if left := tensor.Data[int32](next); left[0] != 0 || left[1] != 0 {
 		t.Errorf("counters are %d after a launch", left)
 	}
+	for _, r := range results {
+		r.check(t)
+	}
+}
+
+// A groupResult is a view with the wanted values, and a largest error as a share of these.
+type groupResult struct {
+	what  string
+	v     View
+	want  []float64
+	share float64
+}
+
+func (r groupResult) check(t testing.TB) {
 	faults, finite := 0, 0
-	for i, want := range wants {
-		got := at(g.Out, i/g.Out.Cols(), i%g.Out.Cols())
-		tolerance := 0.0 // sums of such numbers are exact in float32
-		if p != source.GroupDW {
-			tolerance = math.Abs(want) / 200
-		}
+	for i, want := range r.want {
+		row, column := i/r.v.Cols(), i%r.v.Cols()
+		got := float64(value(r.v, [4]int{0, row, 0, column}))
 		switch {
-		case math.IsNaN(want) != math.IsNaN(got) || math.Abs(got-want) > tolerance:
+		case math.IsNaN(want) != math.IsNaN(got), math.IsInf(want, 0) && got != want,
+			math.Abs(got-want) > r.share*(math.Abs(want)+0.01):
 			if faults++; faults < 5 {
-				t.Errorf("row %d column %d is %g, want %g", i/g.Out.Cols(), i%g.Out.Cols(), got, want)
+				t.Errorf("%s: row %d column %d is %g, want %g", r.what, row, column, got, want)
 			}
 		case !math.IsNaN(want):
 			finite++
 		}
 	}
 	if finite == 0 {
-		t.Error("all results are NaN")
+		t.Errorf("%s: all is NaN", r.what)
 	}
 }

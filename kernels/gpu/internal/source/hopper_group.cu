@@ -2,7 +2,10 @@
 // weights are rows of a stacked matrix. With PRODUCT
 //   FORWARD: out[i] = a[i] W_e', b = W with columns rows of each expert,
 //   DX:      out[i] = a[i] W_e, b = W with depth rows of each expert,
-//   DW:      out_e = the sum of a[i]' b[i] over the places i of the expert, in float32, or the transpose.
+//   DW:      out_e = the sum of a[i]' b[i] over the places i of the expert, in float32, or the transpose,
+//   GLU:     FORWARD, and gated = silu(gate) * up of the halves of the columns of out,
+//   GLU_DX:  DX without storing its result da. With y = silu(gate) * up and its gradient w * da, the gradients replace
+//            gates and ups in out, and gated = w * y.
 // With tokens, a[i] or b[i] is the row of the token at place i.
 //
 // The grid is as large as the GPU. Its blocks take tiles of BM by BN from a counter, and find them from starts, expert
@@ -12,36 +15,46 @@
 // copies of 16 bytes that put pieces where TMA would.
 //
 // Other experts' rows are never added, since 0 times NaN is NaN: maps of W have an axis of experts, beyond whose rows
-// TMA copies zeros, and DW loads the last places of an expert as rows of tokens.
+// TMA copies zeros, and DW loads the last places of an expert as rows of tokens. The map of gates and ups has an axis
+// of two for the same reason.
+//
+// A tile of GLU has the gates and ups of BN / 2 columns. GLU_DX loads the gates and ups of a tile as further steps, so
+// they arrive before its products end.
 //
 // Compiled with PRODUCT, BN and STAGES.
+#include "glu.cuh"
 #include "hopper_copies.cuh"
 
-enum { FORWARD, DX, DW };
+enum { FORWARD, DX, DW, GLU, GLU_DX };
 constexpr int BM = 128, BK = 64, GROUPS = 2, THREADS = 128 * (GROUPS + 1), BAND = 16;
 constexpr int HALF = BN / 2; // floats of a thread
+constexpr int WIDTH = PRODUCT == GLU ? BN / 2 : BN; // x.columns of a tile
 
 typedef unsigned short Stored;
 
 struct HopperGroup {
-  TensorMap a, b, dw;
+  TensorMap a, b, c; // c: dw, or gates and ups
   const Stored *a_rows, *b_rows;
   const int *a_tokens, *b_tokens; // of places; NULL: rows are in the order of places
   const int* starts;
   Stored* out;
   unsigned* next; // the number of tiles that blocks have taken, except each block's first, and that of blocks that are
                   // done; 0 before and after
+  Stored* gated;
+  const float* weights;     // w of each place
+  float* sums;              // of da * y over a tile's columns: [tiles, places]
   int experts, depth;       // depth: of the sum, except DW
-  int rows, columns;        // of the output; rows: of an expert's dw
+  int rows, columns;        // of the output, or of gated; rows: of an expert's dw
   int a_columns, b_columns; // of rows of a and b
   int accumulate;           // the output is added to
   int turned;               // dw is transposed: columns by rows
-  int unused[10];
+  int places;
+  int unused[3];
 };
 static_assert(sizeof(HopperGroup) == 512, "HopperGroup of params.go is laid out so");
 
 // A step of the sum: operands in order [outer][k] or, if TURNED, [k][outer].
-constexpr bool TURNED_A = PRODUCT == DW, TURNED_B = PRODUCT != FORWARD;
+constexpr bool TURNED_A = PRODUCT == DW, TURNED_B = PRODUCT == DX || PRODUCT == DW || PRODUCT == GLU_DX;
 constexpr int A_ROWS = TURNED_A ? BK : BM, A_COLS = TURNED_A ? BM : BK, B_ROWS = TURNED_B ? BK : BN,
               B_COLS = TURNED_B ? BN : BK;
 using ATile = Panels<A_ROWS, A_COLS>;
@@ -96,13 +109,13 @@ struct Finder {
 
   // find finds the tile of that number, which is no less than before.
   __device__ __forceinline__ void find(int number) {
-    const int columns = (x.columns + BN - 1) / BN;
+    const int columns = (x.columns + WIDTH - 1) / WIDTH;
     for (;;) {
       const int high = ((PRODUCT == DW ? x.rows : t.hi - t.lo) + BM - 1) / BM, rest = number - before;
       if (rest < high * columns) {
         const int first = rest / (BAND * columns) * BAND, band = min(BAND, high - first), in = rest - first * columns;
         t.row = (PRODUCT == DW ? 0 : t.lo) + (first + in % band) * BM;
-        t.col = in / band * BN;
+        t.col = in / band * WIDTH;
         return;
       }
       if (++t.expert == x.experts) {
@@ -217,6 +230,9 @@ struct Loader {
         }
         if (!by_b) {
           box<BTile>(b, x.b, TURNED_B ? t.col : k, TURNED_B ? k : t.col, PRODUCT == DW ? 0 : t.expert);
+          if (PRODUCT == GLU) {
+            box<BTile>(b + BTile::BYTES / 2, x.b, k, x.columns + t.col, t.expert);
+          }
         }
       }
       if (by_a) {
@@ -233,6 +249,25 @@ struct Loader {
       }
       stage.next();
     }
+    if (PRODUCT == GLU_DX) {
+      load_pairs(t);
+    }
+  }
+
+  // load_pairs loads steps of gates and ups, in place of a and b.
+  __device__ __forceinline__ void load_pairs(const Tile& t) {
+    for (int col = t.col; col < t.col + BN; col += 64, stage.next()) {
+      const unsigned full = base + Shared::FULL + 8 * stage.at;
+      barrier_wait(base + Shared::EMPTY + 8 * stage.at, stage.parity ^ 1);
+      if (threadIdx.x == 0) {
+        barrier_expect(full, 2 * ATile::BYTES);
+        copy_box(base + Shared::A + stage.at * ATile::BYTES, x.c, full, col, t.row, 0, 0);
+        copy_box(base + Shared::B + stage.at * BTile::BYTES, x.c, full, col, t.row, 1, 0);
+      }
+      if (x.a_tokens) {
+        copies_arrive(full);
+      }
+    }
   }
 };
 
@@ -248,31 +283,85 @@ __device__ __forceinline__ void products(float (&c)[HALF], unsigned base, const 
   wg_commit();
 }
 
-// store writes 16 rows of a warp since a place, in 16 bits, by panels of 64 columns in shared memory.
+// A Block of a matrix in memory has 16 rows of a warp since a place, and 64 columns. Each lane copies pieces of four.
+struct Block {
+  Stored* at;
+  long long columns;
+  int first, end; // rows
+
+  __device__ __forceinline__ Block(
+      const HopperGroup& x, Stored* matrix, int columns, const Tile& t, int first, int col)
+      : columns(columns), first(first + threadIdx.x % 32 / 8) {
+    col += threadIdx.x % 8 * 8;
+    at = matrix + this->first * this->columns + col;
+    end = col < x.columns ? t.hi : 0;
+  }
+
+  // load copies it to a panel in shared memory, with 0 outside of the matrix; store copies it from there.
+  __device__ __forceinline__ void load(unsigned panel) const {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint4 x = first + 4 * i < end ? *(const uint4*)(at + 4 * i * columns) : uint4{0, 0, 0, 0};
+      store_shared(panel + piece(i), x.x, x.y, x.z, x.w);
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void store(unsigned panel) const {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int4 x;
+      load_shared_words(panel + piece(i), x.x, x.y, x.z, x.w);
+      if (first + 4 * i < end) {
+        *(int4*)(at + 4 * i * columns) = x;
+      }
+    }
+    __syncwarp();
+  }
+  static __device__ __forceinline__ unsigned piece(int i) {
+    return OutTile::offset(threadIdx.x % 32 / 8 + 4 * i, threadIdx.x % 8 * 8);
+  }
+};
+
+// fragment returns a lane's address of a warp's matrices in a panel.
+__device__ __forceinline__ unsigned fragment(unsigned panel) {
+  return panel + OutTile::offset(threadIdx.x % 16, threadIdx.x % 32 / 16 * 8);
+}
+
+// store_panel writes 64 columns of c in 16 bits.
+template <class T> __device__ __forceinline__ void store_panel(unsigned panel, const float* c, const Block& to) {
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const float* y = c + 8 * j;
+    stmatrix(fragment(panel) ^ 32 * j, pack<T>(y[0], y[1]), pack<T>(y[2], y[3]), pack<T>(y[4], y[5]),
+        pack<T>(y[6], y[7]));
+  }
+  to.store(panel);
+}
+
+// rounded rounds two products as if they were stored, so that an activation has the bits that it has in its own kernel.
+template <class T> __device__ __forceinline__ void rounded(const float* c, float (&x)[2]) {
+  unpack<T>(pack<T>(c[0], c[1]), x[0], x[1]);
+}
+
+// store writes a warp's rows of a tile. c of GLU has gates, then ups.
 template <class T>
 __device__ __forceinline__ void store(
     const HopperGroup& x, unsigned panel, float (&c)[HALF], const Tile& t, int first) {
-  const int lane = threadIdx.x % 32, piece = lane % 8 * 8;
 #pragma unroll
   for (int p = 0; p < BN / 64; p++) {
-    if (t.col + 64 * p >= x.columns) {
-      break;
+    const bool up = PRODUCT == GLU && p >= BN / 128;
+    const int col = t.col + 64 * (up ? p - BN / 128 : p);
+    if (col >= x.columns) {
+      continue;
     }
-    Stored* out = x.out + (long long)(first + lane / 8) * x.columns + t.col + 64 * p + piece;
-    const bool in = t.col + 64 * p + piece < x.columns;
-    const unsigned at = panel + OutTile::offset(lane % 16, lane / 16 * 8);
+    const Block to(x, x.out + (up ? x.columns : 0), PRODUCT == GLU ? 2 * x.columns : x.columns, t, first, col);
     if (x.accumulate) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const bool valid = in && first + lane / 8 + 4 * i < t.hi;
-        const uint4 old = valid ? *(const uint4*)(out + 4 * i * (long long)x.columns) : uint4{0, 0, 0, 0};
-        store_shared(panel + OutTile::offset(lane / 8 + 4 * i, piece), old.x, old.y, old.z, old.w);
-      }
-      __syncwarp();
+      to.load(panel);
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         unsigned old[4];
-        ldmatrix(old, at ^ 32 * j);
+        ldmatrix(old, fragment(panel) ^ 32 * j);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           float lo, hi;
@@ -281,21 +370,71 @@ __device__ __forceinline__ void store(
         }
       }
     }
+    store_panel<T>(panel, c + 32 * p, to);
+    if (up) {
+      float* y = c + 32 * (p - BN / 128);
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const float* y = c + 32 * p + 8 * j;
-      stmatrix(at ^ 32 * j, pack<T>(y[0], y[1]), pack<T>(y[2], y[3]), pack<T>(y[4], y[5]), pack<T>(y[6], y[7]));
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      int4 y;
-      load_shared_words(panel + OutTile::offset(lane / 8 + 4 * i, piece), y.x, y.y, y.z, y.w);
-      if (in && first + lane / 8 + 4 * i < t.hi) {
-        *(int4*)(out + 4 * i * (long long)x.columns) = y;
+      for (int i = 0; i < 32; i += 2) {
+        float g[2], u[2];
+        rounded<T>(y + i, g), rounded<T>(c + 32 * p + i, u);
+        y[i] = SiLU<T>::at(g[0]).value * u[0], y[i + 1] = SiLU<T>::at(g[1]).value * u[1];
       }
+      store_panel<T>(panel, y, Block(x, x.gated, x.columns, t, first, col));
     }
-    __syncwarp();
+  }
+}
+
+// store_gradients writes a warp's rows of GLU_DX, given da in c. Results replace gates and ups in shared memory first.
+template <class T>
+__device__ __forceinline__ void store_gradients(
+    const HopperGroup& x, unsigned base, unsigned panel, float (&c)[HALF], const Tile& t, int row, Stage& stage) {
+  const int place = t.row + row + threadIdx.x % 32 / 4;
+  const float w[2] = {place < t.hi ? x.weights[place] : 0, place + 8 < t.hi ? x.weights[place + 8] : 0};
+  float sums[2] = {};
+#pragma unroll
+  for (int p = 0; p < BN / 64; p++, stage.next()) {
+    const unsigned gates = base + Shared::A + stage.at * ATile::BYTES + row * 128,
+                   ups = base + Shared::B + stage.at * BTile::BYTES + row * 128;
+    const int col = t.col + 64 * p;
+    barrier_wait(base + Shared::FULL + 8 * stage.at, stage.parity);
+    if (col < x.columns) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        unsigned gate[4], up[4], y[4];
+        ldmatrix(gate, fragment(gates) ^ 32 * j);
+        ldmatrix(up, fragment(ups) ^ 32 * j);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          float d[2], g[2], u[2], z[2];
+          rounded<T>(c + 32 * p + 8 * j + 2 * i, d);
+          unpack<T>(gate[i], g[0], g[1]), unpack<T>(up[i], u[0], u[1]);
+#pragma unroll
+          for (int k = 0; k < 2; k++) {
+            z[k] = SiLU<T>::at(g[k]).value * u[k];
+            sums[i % 2] = fmaf(d[k], z[k], sums[i % 2]);
+            d[k] *= w[i % 2], z[k] *= w[i % 2];
+          }
+          gradient<SiLU<T>>(d, g, u);
+          gate[i] = pack<T>(g[0], g[1]), up[i] = pack<T>(u[0], u[1]), y[i] = pack<T>(z[0], z[1]);
+        }
+        stmatrix(fragment(gates) ^ 32 * j, gate[0], gate[1], gate[2], gate[3]);
+        stmatrix(fragment(ups) ^ 32 * j, up[0], up[1], up[2], up[3]);
+        stmatrix(fragment(panel) ^ 32 * j, y[0], y[1], y[2], y[3]);
+      }
+      const int first = t.row + row;
+      Block(x, x.out, 2 * x.columns, t, first, col).store(gates);
+      Block(x, x.out + x.columns, 2 * x.columns, t, first, col).store(ups);
+      Block(x, x.gated, x.columns, t, first, col).store(panel);
+      shared_for_engine(); // TMA writes there next
+    }
+    leave(base + Shared::EMPTY + 8 * stage.at);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const float sum = group_sum(sums[i], 4);
+    if (threadIdx.x % 4 == 0 && place + 8 * i < t.hi) {
+      x.sums[(long long)(t.col / BN) * x.places + place + 8 * i] = sum;
+    }
   }
 }
 
@@ -334,9 +473,9 @@ __device__ __forceinline__ void store_weights(
     __syncwarp();
     if (lane == 0) {
       if (x.accumulate) {
-        add_box(x.dw, panel, x.turned ? first : col, x.turned ? col : first, 0, t.expert);
+        add_box(x.c, panel, x.turned ? first : col, x.turned ? col : first, 0, t.expert);
       } else {
-        store_box(x.dw, panel, x.turned ? first : col, x.turned ? col : first, 0, t.expert);
+        store_box(x.c, panel, x.turned ? first : col, x.turned ? col : first, 0, t.expert);
       }
       adds_commit();
     }
@@ -358,7 +497,7 @@ template <class T>
 __device__ __forceinline__ void consume(const HopperGroup& x, unsigned base, const Tile& t, Stage& stage) {
   const int warp = threadIdx.x / 32 - 4, row = warp / 4 * 64, steps = steps_of(x, t);
   if (t.row + row >= (PRODUCT == DW ? x.rows : t.hi)) {
-    for (int step = 0; step < steps; step++, stage.next()) {
+    for (int step = PRODUCT == GLU_DX ? -BN / 64 : 0; step < steps; step++, stage.next()) {
       barrier_wait(base + Shared::FULL + 8 * stage.at, stage.parity);
       leave(base + Shared::EMPTY + 8 * stage.at);
     }
@@ -391,6 +530,8 @@ __device__ __forceinline__ void consume(const HopperGroup& x, unsigned base, con
   hold(c);
   if (PRODUCT == DW) {
     store_weights(x, base + Shared::OUT + warp * 2 * OutTile::BYTES, c, t, t.row + warp * 16);
+  } else if (PRODUCT == GLU_DX) {
+    store_gradients<T>(x, base, base + Shared::OUT + warp * OutTile::BYTES, c, t, warp * 16, stage);
   } else {
     store<T>(x, base + Shared::OUT + warp * OutTile::BYTES, c, t, t.row + warp * 16);
   }

@@ -10,9 +10,11 @@ const (
 	GroupForward GroupProduct = iota
 	GroupDX
 	GroupDW
+	GroupGLU   // forward and silu(gate) * up
+	GroupGLUDX // dx and the gradients of silu(gate) * up
 )
 
-func (p GroupProduct) String() string { return [...]string{"forward", "dx", "dw"}[p] }
+func (p GroupProduct) String() string { return [...]string{"forward", "dx", "dw", "glu", "glu_dx"}[p] }
 
 // HopperGroupShape holds the tile sizes of a product: 128 rows by Width columns, with Stages steps of 64 in shared
 // memory.
@@ -31,8 +33,11 @@ const (
 )
 
 // HopperGroupShapeFor returns the shape that takes the least time for an output's columns. By measurement, a tile takes
-// that of its columns and of about 32 more, or 96 for DW.
+// that of its columns and of about 32 more, or 96 for DW. Products with gated activations are compiled for one shape.
 func HopperGroupShapeFor(p GroupProduct, columns int) (best HopperGroupShape) {
+	if p >= GroupGLU {
+		return HopperGroupShapes[0]
+	}
 	more, least := 32, 0
 	if p == GroupDW {
 		more = 96
@@ -72,6 +77,9 @@ func hopperGroupPrograms() (list []Program) {
 		for p := GroupForward; p <= GroupDW; p++ {
 			list = append(list, s.Program(p))
 		}
+	}
+	for p := GroupGLU; p <= GroupGLUDX; p++ {
+		list = append(list, HopperGroupShapes[0].Program(p))
 	}
 	return list
 }

@@ -367,6 +367,23 @@ template <class T, class ACT, int L> __device__ __forceinline__ void group_glu_b
   if (threadIdx.x == 0) dweight[pair] = sum;
 }
 
+// group_weights copies the weights of pairs to their places.
+extern "C" __global__ void __launch_bounds__(256) group_weights(float* to, const float* weight, const int* places,
+    int pairs) {
+  int pair = blockIdx.x * blockDim.x + threadIdx.x;
+  if (pair < pairs) to[places[pair]] = weight[pair];
+}
+
+// group_sums adds up the parts of each pair's sum, [parts, places].
+extern "C" __global__ void __launch_bounds__(256) group_sums(float* to, const float* sums, const int* places,
+    int pairs, int parts) {
+  int pair = blockIdx.x * blockDim.x + threadIdx.x;
+  if (pair >= pairs) return;
+  float sum = 0;
+  for (int i = 0; i < parts; i++) sum += sums[(long long)i * pairs + places[pair]];
+  to[pair] = sum;
+}
+
 // combine has a block for each token. A thread loads the rows of four choices at once.
 template <class T, int L> __device__ __forceinline__ void combine(T* out, const T* add, const T* y,
     const float* weight, const Pairs& p, int n) {

@@ -56,15 +56,18 @@ type HopperForward struct {
 
 // HopperGroup has the arguments of products of rows sorted by expert, on Hopper.
 type HopperGroup struct {
-	A, B, DW           TensorMap
+	A, B, C            TensorMap
 	ARows, BRows       uint64 // addresses of rows of tokens
 	ATokens, BTokens   uint64 // of int32; 0: rows are in the order of places
 	Starts, Out, Next  uint64 // of int32; of the output; of two uint32, which are 0
+	Gated              uint64 // of the output act(gate) * up, or wy
+	Weights, Sums      uint64 // of float32
 	Experts, Depth     int32
 	Rows, Columns      int32 // Rows: of an expert's gradient
 	AColumns, BColumns int32
 	Accumulate, Turned int32 // bools
-	Unused             [10]int32
+	Places             int32
+	Unused             [3]int32
 }
 
 // HopperBackward has the arguments of the backward pass on Hopper.
