@@ -99,8 +99,8 @@ const (
 	piece     = 2 << 20 // the most of a small piece: the driver's own pages, which processes map whole
 )
 
-// Alloc returns uninitialised memory. Close frees it. A large piece is an allocation of the driver by itself: a peer
-// that reaches it maps the whole allocation, which takes about 1 s for 75 GiB. Small pieces share allocations.
+// Alloc returns uninitialised memory. Free or Close frees it. A large piece is an allocation of the driver by itself: a
+// peer that reaches it maps the whole allocation, which takes about 1 s for 75 GiB. Small pieces share allocations.
 func (d *Device) Alloc(bytes int64) (*Memory, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -142,6 +142,21 @@ func (d *Device) take(bytes int64) (alloc, error) {
 	a := alloc{addr: uint64(ptr), bytes: bytes}
 	d.allocs = append(d.allocs, a)
 	return a, nil
+}
+
+// Free frees an allocation of the driver by itself; a smaller piece stays until Close. The device must be done with it.
+func (m *Memory) Free() error {
+	d := m.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if m.bytes <= piece {
+		return nil
+	}
+	d.allocs = slices.DeleteFunc(d.allocs, func(a alloc) bool { return a.addr == m.addr })
+	if err := d.With(func() error { return cu.MemFree(cu.DevicePtr(m.addr)) }); err != nil {
+		return fmt.Errorf("%v: free: %w", d, err)
+	}
+	return nil
 }
 
 func (d *Device) freeAll() error {

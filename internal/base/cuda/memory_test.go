@@ -26,6 +26,14 @@ func TestSmallPiecesShareAllocations(t *testing.T) {
 	if base, bytes, ok := d.Allocation(large.addr); !ok || base != large.addr || bytes != piece+poolAlign {
 		t.Errorf("the allocation of a large piece at %#x is %d bytes at %#x, %t", large.addr, bytes, base, ok)
 	}
+	must.Do(t, large.Free())
+	if _, _, ok := d.Allocation(large.addr); ok {
+		t.Error("a free large piece is still an allocation")
+	}
+	must.Do(t, b.Free())
+	if _, _, ok := d.Allocation(a.addr); !ok {
+		t.Error("a small piece took others with it")
+	}
 	for range poolBytes / piece {
 		must.Have(d.Alloc(piece))
 	}
