@@ -3,6 +3,7 @@
 package gpu
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -26,7 +27,7 @@ type Delta struct {
 }
 
 // NewDelta returns a Delta that computes on stream. It allocates its workspace when calls need it, until the device is
-// closed.
+// closed. A call that needs more waits for the stream.
 func NewDelta(stream *cuda.Stream, loader *Loader) *Delta {
 	return &Delta{stream: stream, loader: loader, most: DeltaWorkspace, shared: loader.Device().SharedPerBlock}
 }
@@ -58,11 +59,13 @@ func (d *Delta) Compose(dst, later, earlier View) error {
 		return nil
 	}
 	d.stream.Do(op, func() error {
-		return d.launch(source.DeltaShape{}.Program().Name, "delta_compose", grid, shared,
+		return d.launch(source.DeltaShape{Hopper: d.hopper()}.Program().Name, "delta_compose", grid, shared,
 			cuda.Struct(new(cuda.Args), &p))
 	})
 	return nil
 }
+
+func (d *Delta) hopper() bool { return d.loader.Device().Arch == hopperArch }
 
 func (d *Delta) queue(op string, a delta.Args) error {
 	a, err := a.Check(op)
@@ -74,7 +77,8 @@ func (d *Delta) queue(op string, a delta.Args) error {
 			err = errors.Join(err, d.loader.onDevice(op, *v))
 		}
 	}
-	c := call.Delta{Args: a, Op: op, Shared: d.shared, Most: d.most, Alloc: d.alloc}
+	c := call.Delta{Args: a, Op: op, Hopper: d.hopper(), Shared: d.shared,
+		SMs: d.loader.Device().SMs, Most: d.most, Alloc: d.alloc}
 	program, unsupported := c.Program()
 	if err = errors.Join(err, unsupported); err != nil || len(a.Segments)*a.V.Size() == 0 {
 		return err
@@ -95,9 +99,15 @@ func (d *Delta) queue(op string, a delta.Args) error {
 	return nil
 }
 
-// alloc returns the address of workspace. Larger workspace replaces smaller, of which queued work may still have use.
+// alloc returns the address of workspace. Larger workspace replaces smaller, after the work that uses it.
 func (d *Delta) alloc(n int64) (uint64, error) {
-	if d.workspace == nil || d.workspace.Bytes() < n {
+	if d.workspace != nil && d.workspace.Bytes() < n {
+		if err := errors.Join(d.stream.Sync(context.Background()), d.workspace.Free()); err != nil {
+			return 0, err
+		}
+		d.workspace = nil
+	}
+	if d.workspace == nil {
 		m, err := d.loader.Device().Alloc(max(n, min(d.most, 1<<bits.Len64(uint64(n)))))
 		if err != nil {
 			return 0, err

@@ -34,13 +34,16 @@ func TestDelta(t *testing.T) {
 	}
 }
 
-// TestDeltaRepeats checks that calls repeat their bits, also with little shared memory and workspace for few chunks.
+// TestDeltaRepeats checks that calls repeat their bits, also with little shared memory and workspace for few chunks, and
+// that they free smaller workspace.
 func TestDeltaRepeats(t *testing.T) {
 	x := newDeltaBench(t, 2, 4, 128, delta.Segment{Hi: 400}, delta.Segment{Lo: 400, Hi: 1000})
 	results := x.Views()[8:]
 	run := func(most int64, shared int) (all [][]byte) {
 		k := x.newDelta()
 		k.most, k.shared = most, shared
+		small, err := k.alloc(4 << 20)
+		check(t, err)
 		for _, f := range []func(delta.Args) error{k.Summarize, k.SummarizeBackward, k.Forward, k.Backward} {
 			check(t, f(x.Args))
 		}
@@ -49,6 +52,9 @@ func TestDeltaRepeats(t *testing.T) {
 			check(t, err)
 			all = append(all, tensor.Bytes(host))
 			x.stream.Memset(v.Addr(), 0xff, int64(v.Size()*v.DType().Size()))
+		}
+		if base, _, ok := x.loader.Device().Allocation(small); ok && base != k.workspace.Addr() {
+			t.Error("smaller workspace is not free")
 		}
 		return all
 	}
@@ -62,35 +68,37 @@ func TestDeltaRepeats(t *testing.T) {
 	}
 }
 
-// BenchmarkDelta measures passes of one document of 32,768 tokens, of 16 key and 32 value heads of 128.
+// BenchmarkDelta measures passes of one document of 32,768 tokens, of 16 key heads and 32 or 48 value heads of 128.
 func BenchmarkDelta(b *testing.B) {
-	x := newDeltaBench(b, 16, 32, 128, delta.Segment{Hi: 32768})
-	k := x.newDelta()
-	for _, c := range []struct {
-		name  string
-		calls []func(delta.Args) error
-	}{
-		{"forward", []func(delta.Args) error{k.Forward}},
-		{"backward", []func(delta.Args) error{k.Backward}},
-		{"both", []func(delta.Args) error{k.Forward, k.Backward}},
-		{"summarize", []func(delta.Args) error{k.Summarize}},
-		{"summarize backward", []func(delta.Args) error{k.SummarizeBackward}},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			queue := func() {
-				for _, f := range c.calls {
-					check(b, f(x.Args))
+	for _, heads := range []int{32, 48} {
+		x := newDeltaBench(b, 16, heads, 128, delta.Segment{Hi: 32768})
+		k := x.newDelta()
+		for _, c := range []struct {
+			name  string
+			calls []func(delta.Args) error
+		}{
+			{"forward", []func(delta.Args) error{k.Forward}},
+			{"backward", []func(delta.Args) error{k.Backward}},
+			{"both", []func(delta.Args) error{k.Forward, k.Backward}},
+			{"summarize", []func(delta.Args) error{k.Summarize}},
+			{"summarize backward", []func(delta.Args) error{k.SummarizeBackward}},
+		} {
+			b.Run(fmt.Sprintf("%s of %d", c.name, heads), func(b *testing.B) {
+				queue := func() {
+					for _, f := range c.calls {
+						check(b, f(x.Args))
+					}
 				}
-			}
-			queue()
-			check(b, x.stream.Sync(context.Background()))
-			b.ResetTimer()
-			for range b.N {
 				queue()
-			}
-			check(b, x.stream.Sync(context.Background()))
-			b.ReportMetric(b.Elapsed().Seconds()*1e3/float64(b.N), "ms")
-		})
+				check(b, x.stream.Sync(context.Background()))
+				b.ResetTimer()
+				for range b.N {
+					queue()
+				}
+				check(b, x.stream.Sync(context.Background()))
+				b.ReportMetric(b.Elapsed().Seconds()*1e3/float64(b.N), "ms")
+			})
+		}
 	}
 }
 

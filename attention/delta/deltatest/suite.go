@@ -86,6 +86,7 @@ func cases() (cs []Case) {
 	add("no decay", func(c *Case) { c.Decay = 0 })
 	add("strong decay", func(c *Case) { c.Drop = -20 })
 	add("decay to zero among slow decay", func(c *Case) { c.Drop, c.Decay = -1e4, 0.05 })
+	add("nothing replaced", func(c *Case) { c.Beta = 0 })
 	add("two value heads per key head, batch 2", func(c *Case) { c.Batch, c.KeyHeads, c.Heads = 2, 2, 4 })
 	add("three value heads per key head, some rows", func(c *Case) {
 		c.Batch, c.KeyHeads, c.Heads, c.Gaps = 2, 2, 6, true

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/cprun/cprun/attention/delta"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
@@ -23,7 +22,9 @@ type DeltaLaunch struct {
 type Delta struct {
 	delta.Args        // a result of Check
 	Op         string // as for Check
+	Hopper     bool   // the GPU has wgmma
 	Shared     int    // bytes of shared memory that a block may have
+	SMs        int    // of the GPU
 	Most       int64  // bytes of workspace, unless a chunk of all heads needs more
 	// Alloc returns the address of so many bytes of workspace.
 	Alloc func(int64) (at uint64, err error)
@@ -47,8 +48,9 @@ type deltaWave struct {
 // Program returns the program of the call. It returns an error if the kernels do not support the call.
 func (c *Delta) Program() (string, error) {
 	t, dim := c.Q.DType(), c.Q.Len(tensor.Dim)
-	c.shape, c.name = source.DeltaShape{Float32: t == tensor.F32, Dim: dim}, flashTypes[t]
-	_, need := c.shape.Chain(c.Shared)
+	c.name = flashTypes[t]
+	c.shape = source.DeltaShape{Float32: t == tensor.F32, Hopper: c.Hopper && t != tensor.F32, Dim: dim}
+	_, need := c.shape.Chain(c.Shared, source.DeltaColumns)
 	if c.Op == "delta backward" {
 		_, grads := c.shape.Grads(c.Shared)
 		need = max(need, grads)
@@ -93,22 +95,21 @@ func (c *Delta) setParams() {
 	}
 	p.Batch, p.Heads, p.KeyHeads = Length(c.Q, tensor.Batch), Length(c.V, tensor.Heads), Length(c.Q, tensor.Heads)
 	p.Dim, p.DimV, p.Scale = Length(c.Q, tensor.Dim), Length(c.V, tensor.Dim), float32(c.Scale)
-	p.WideV = (p.DimV + source.DeltaColumns - 1) / source.DeltaColumns * source.DeltaColumns
+	p.WideV = (p.DimV + 2*source.DeltaColumns - 1) &^ (2*source.DeltaColumns - 1)
 	for i, x := range []View{c.Q, c.K, c.V, c.DO} {
 		if InPieces(16/c.Q.DType().Size(), x) {
 			p.Flags |= source.DeltaAligned << i
 		}
 	}
-	if !c.O.IsZero() && c.O.DType() == c.Q.DType() && InPieces(16/c.Q.DType().Size(), c.O) {
-		p.Flags |= source.DeltaPiecesO
+	for i, x := range []View{c.O, c.DQ, c.DK, c.DV} {
+		if !x.IsZero() && x.DType() == c.Q.DType() && InPieces(16/c.Q.DType().Size(), x) {
+			p.Flags |= source.DeltaPieces << i
+		}
 	}
 	for i, x := range []View{c.DO, c.O, c.DQ, c.DK, c.DV} {
 		if x.DType() != c.Q.DType() {
 			p.Flags |= source.DeltaWide << i
 		}
-	}
-	if strings.HasSuffix(c.Op, "backward") {
-		p.Flags |= source.DeltaBackward
 	}
 }
 
@@ -120,7 +121,8 @@ func (c *Delta) place() error {
 	pairs, wide := size*delta.Chunk*delta.Chunk, size*int64(p.WideV)
 	sizes := []int64{source.DeltaFactors, pairs, pairs, 0, 0, 0, 0}
 	if c.Op == "delta backward" {
-		sizes = append(sizes[:3], wide*delta.Chunk, wide*delta.Chunk, wide*int64(p.Dim), wide*int64(p.Dim))
+		states := wide * int64(c.shape.Rows())
+		sizes = append(sizes[:3], wide*delta.Chunk, wide*delta.Chunk, states, states)
 	}
 	total := int64(0)
 	for i := range sizes {
@@ -273,13 +275,18 @@ func (c *Delta) chain(kernel string, w deltaWave, from deltaFrom, to source.Stri
 	p := c.p
 	p.From, p.To = from.Strided, to
 	p.Flags |= flags
-	columns := int(p.WideV)
-	if flags&source.DeltaMapped != 0 {
-		columns += (int(p.Dim) + source.DeltaColumns - 1) / source.DeltaColumns * source.DeltaColumns
+	blocks := func(columns int) int {
+		n := int(p.WideV) / columns
+		if flags&source.DeltaMapped != 0 {
+			n += (int(p.Dim) + columns - 1) / columns
+		}
+		return n
 	}
-	grid := [3]int{columns / source.DeltaColumns, int(p.Heads), len(w.segments) * int(p.Batch)}
-	buffers, shared := c.shape.Chain(c.Shared)
-	c.add(fmt.Sprintf("%s_%d_%s", kernel, c.shape.Rows(), c.name), w, grid, buffers, shared, p)
+	chains := int(p.Heads) * len(w.segments) * int(p.Batch)
+	columns := c.shape.Columns(blocks(source.DeltaColumns)*chains, c.SMs, c.Shared)
+	grid := [3]int{blocks(columns), int(p.Heads), len(w.segments) * int(p.Batch)}
+	buffers, shared := c.shape.Chain(c.Shared, columns)
+	c.add(fmt.Sprintf("%s_%d_%d_%s", kernel, c.shape.Rows(), columns, c.name), w, grid, buffers, shared, p)
 }
 
 func (c *Delta) add(kernel string, w deltaWave, grid [3]int, buffers, shared int, p source.DeltaParams) {

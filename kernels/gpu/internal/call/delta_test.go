@@ -21,7 +21,9 @@ import (
 // hostDelta runs the kernels of the gated delta rule on a host, with a limit of workspace in bytes.
 type hostDelta struct {
 	*host
+	hopper    bool
 	shared    int // bytes of a block
+	sms       int // of the GPU
 	most      int64
 	workspace *tensor.Host
 }
@@ -31,7 +33,7 @@ func (h *hostDelta) call(op string, a delta.Args) error {
 	if err != nil {
 		return err
 	}
-	c := Delta{Args: a, Op: op, Shared: h.shared, Most: h.most, Alloc: func(n int64) (at uint64, err error) {
+	alloc := func(n int64) (at uint64, err error) {
 		if h.workspace == nil || h.workspace.Bytes() < n {
 			h.workspace, err = h.alloc(n)
 			ok(h.t, err)
@@ -41,7 +43,8 @@ func (h *hostDelta) call(op string, a delta.Args) error {
 			xs[i] = 0xff // NaN
 		}
 		return uint64(uintptr(h.workspace.Ptr())), nil
-	}}
+	}
+	c := Delta{Args: a, Op: op, Hopper: h.hopper, Shared: h.shared, SMs: h.sms, Most: h.most, Alloc: alloc}
 	program, err := c.Program()
 	if err != nil {
 		return err
@@ -79,10 +82,13 @@ func (h *hostDelta) Compose(dst, later, earlier View) error {
 
 // newDeltaRig returns a rig with limits of a block's shared memory and of workspace, in bytes.
 func newDeltaRig(t testing.TB, shared int, most int64) deltatest.Rig {
-	h := &hostDelta{host: newHostOf(t, 1<<30), shared: shared, most: most}
+	return (&hostDelta{host: newHostOf(t, 1<<30), shared: shared, most: most}).rig()
+}
+
+func (h *hostDelta) rig() deltatest.Rig {
 	return deltatest.Rig{Kernel: h, Upload: func(v View) View {
 		mem, err := h.alloc(int64(v.Size()*v.DType().Size()+15) &^ 15)
-		ok(t, err)
+		ok(h.t, err)
 		to := tensor.Dense(mem, v.DType(), 0, v.Shape())
 		tensor.Copy(to, v)
 		return to
@@ -92,13 +98,16 @@ func newDeltaRig(t testing.TB, shared int, most int64) deltatest.Rig {
 // TestDelta runs some cases of the suite, which takes minutes on a host: rows that need no full chunk, views with gaps,
 // and every program and kernel.
 func TestDelta(t *testing.T) {
-	needCompiler(t).prepare(t, "delta", "delta_fp32")
-	rig := newDeltaRig(t, 227<<10, 1<<30)
-	for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16, tensor.F32} {
-		for _, dims := range [][2]int{{16, 48}, {144, 5}} {
+	needCompiler(t).prepare(t, "delta", "delta_fp32", "delta_hopper")
+	h := &hostDelta{host: newHostOf(t, 1<<30), shared: 227 << 10, most: 1 << 30}
+	for i, dtype := range []tensor.DType{tensor.BF16, tensor.F16, tensor.F32, tensor.BF16, tensor.F16} {
+		h.hopper = i > 2
+		h.sms = 1000 * (i % 2) // of more, blocks have fewer columns
+		for beta, dims := range [][2]int{{5, 70}, {16, 48}, {144, 5}} {
 			c := deltatest.Case{Name: "host", Batch: 2, KeyHeads: 1, Heads: 2, Dim: dims[0], DimV: dims[1],
-				Segments: []delta.Segment{{Lo: 1, Hi: 20}, {Lo: 20, Hi: 90}}, Decay: 0.1, Drop: -1e4, Beta: 1, Gaps: dims[0] == 16}
-			t.Run(fmt.Sprint(dtype, dims), func(t *testing.T) { deltatest.Check(t, rig, c, dtype) })
+				Segments: []delta.Segment{{Lo: 1, Hi: 20}, {Lo: 20, Hi: 90}}, Decay: 0.1, Drop: -1e4, Beta: float64(min(beta, 1)),
+				Gaps: dims[0] == 16}
+			t.Run(fmt.Sprint(dtype, h.hopper, dims), func(t *testing.T) { deltatest.Check(t, h.rig(), c, dtype) })
 		}
 	}
 }

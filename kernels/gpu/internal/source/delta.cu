@@ -5,78 +5,111 @@
 //	S' = D(last, before) S + (D(last, i) k_i)' E
 //
 // delta_prepare computes P and T of all chunks at once, delta_forward and delta_reverse follow the states and their
-// gradients through the chunks of a segment, with a block for 32 columns of a state, and delta_grads computes the
+// gradients through the chunks of a segment, with a block for 32 or 64 columns of a state, and delta_grads computes the
 // gradients of all chunks at once. The gradient of T's right factor is X = T' dE, and that of A is -X E'.
 //
 // 16-bit floats are multiplied on tensor cores. Sums, states and decays are float32, sums of g float64.
 //
-// Compiled with SLICE, the columns of v that delta_grads takes at once, and, for float32, FLOAT32.
+// Compiled with SLICE, the columns of v that delta_grads takes at once, and FLOAT32, for float32, or HOPPER, for wgmma.
 #include "delta_chain.cuh"
 #include "delta_grads.cuh"
 
-struct PrepareShared {
-  Square a, t;
-  Factors f;
+// Prepared has the shared memory of delta_prepare: tiles of q and k, replaced by A and T; P; factors of a head and the
+// next.
+struct Prepared {
+  static constexpr int KEYS = ROWS * TILE * SIZE, SQUARES = 2 * sizeof(Square), PAIRS = ROWS * ROWS * SIZE;
+  static constexpr int A = 0, T = sizeof(Square), P = 2 * KEYS > SQUARES ? 2 * KEYS : SQUARES, F = P + PAIRS;
+  static_assert(P % 1024 == 0, "P is aligned");
 };
+
+// set_factors sets the factors of a head. A warp calls it.
+__device__ __forceinline__ void set_factors(Factors& f, const DeltaParams& p, const Chunk& c, int head) {
+  const int lane = threadIdx.x % 32;
+  double g[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    bool inside = lane * 2 + i < c.n;
+    g[i] = inside ? *c.at<float>(p.g, head, lane * 2 + i, 0) : 0;
+    f.beta[lane * 2 + i] = inside ? *c.at<float>(p.beta, head, lane * 2 + i, 0) : 0;
+  }
+  scan(g[0], g[1]);
+  const double last = __shfl_sync(0xffffffffu, g[1], 31);
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int row = lane * 2 + i;
+    const double sum = g[i] * 1.4426950408889634;
+    f.sum[row] = (float)sum;
+    f.rest[row] = fabsf(f.sum[row]) < INF ? (float)(sum - f.sum[row]) : 0;
+    f.into[row] = row < c.n ? expf((float)g[i]) : 0;
+    f.out[row] = row < c.n ? expf((float)(last - g[i])) : 0;
+  }
+}
 
 template <class T> __device__ __forceinline__ void prepare(const DeltaParams& p) {
   extern __shared__ __align__(1024) char shared[];
-  constexpr int BYTES = ROWS * ROWS * SIZE;
-  const unsigned q = smem_address(shared), k = q + BYTES;
-  PrepareShared& m = *(PrepareShared*)(shared + 2 * BYTES);
+  const unsigned q = smem_address(shared), k = q + Prepared::KEYS, pairs_at = q + Prepared::P;
+  Square &a = *(Square*)(shared + Prepared::A), &t = *(Square*)(shared + Prepared::T);
+  Factors* const factors = (Factors*)(shared + Prepared::F);
   const Chunk c(p, blockIdx.x, blockIdx.z);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp / 2 * 16, col = warp % 2 * 32;
+  const int warp = threadIdx.x / 32, row = warp % 4 * 16, col = warp / 4 * 32;
+  const int group = p.heads / p.key_heads, end = (blockIdx.y + 1) * group;
   Sum<16, 32> qk, kk;
   zero(qk), zero(kk);
-  for (int d = 0; d < p.dim; d += ROWS) {
-    c.load<ROWS>(q, p.q, blockIdx.y, d, p.dim, p.flags & ALIGNED_Q);
-    c.load<ROWS>(k, p.k, blockIdx.y, d, p.dim, p.flags & ALIGNED_K);
+  for (int d = 0; d < p.dim; d += TILE) {
+    c.load<TILE>(q, p.q, blockIdx.y, d, p.dim, p.flags & ALIGNED_Q);
+    c.load<TILE>(k, p.k, blockIdx.y, d, p.dim, p.flags & ALIGNED_K);
     copies_commit();
+    if (d == 0 && warp == 7) set_factors(factors[(end - group) % 2], p, c, end - group);
     copies_wait<0>();
-    __syncthreads();
-    InShared<ROWS, ROWS, false> keys(k, col);
-    product<T, ROWS>(qk, InShared<ROWS, ROWS, false>(q, row), keys);
-    product<T, ROWS>(kk, InShared<ROWS, ROWS, false>(k, row), keys);
+    block_sync();
+    using Rows = Matrix<ROWS, TILE, false>;
+    product<T, TILE>(qk, Rows{q, row}, Rows{k, col});
+    product<T, TILE>(kk, Rows{k, row}, Rows{k, col});
+    complete(qk, kk);
     __syncthreads();
   }
-  const int group = p.heads / p.key_heads;
-  for (int head = blockIdx.y * group; head < int(blockIdx.y + 1) * group; head++) {
+  for (int head = end - group; head < end; head++) {
+    const Factors& f = factors[head % 2];
     const long long to = c.of_head(p, head);
-    if (warp == 0) {
-      double g[2];
+    const Spot<ROWS, ROWS> at(pairs_at, row, col);
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-        bool inside = lane * 2 + i < c.n;
-        g[i] = inside ? *c.at<float>(p.g, head, lane * 2 + i, 0) : 0;
-        m.f.beta[lane * 2 + i] = inside ? *c.at<float>(p.beta, head, lane * 2 + i, 0) : 0;
-      }
-      scan(g[0], g[1]);
-      m.f.sum[lane * 2] = g[0], m.f.sum[lane * 2 + 1] = g[1];
-      __syncwarp();
+    for (int n = 0; n < 8; n++) {
+      const int i = at.row + n % 2 * 8, j = at.col + n / 2 * 8;
+      float x[2];
 #pragma unroll
-      for (int i = lane; i < ROWS; i += 32) {
-        bool inside = i < c.n;
-        m.f.into[i] = inside ? expf((float)m.f.sum[i]) : 0;
-        m.f.out[i] = inside ? decay(m.f, c.n - 1, i) : 0;
+      for (int l = 0; l < 2; l++) {
+        const bool inside = j + l <= i && i < c.n;
+        const float by = decay(f, i, j + l);
+        x[l] = inside ? p.scale * qk.x[0][n / 2][n % 2 * 2 + l] * by : 0;
+        a[j + l][i] = inside && j + l < i ? f.beta[i] * kk.x[0][n / 2][n % 2 * 2 + l] * by : 0;
       }
+      put_shared<T>(at(n % 2 * 8, n / 2 * 8), x[0], x[1]);
     }
     __syncthreads();
-    const bool turned = p.flags & BACKWARD;
-#pragma unroll
-    for (int n = 0; n < Sum<16, 32>::NT * 4; n++) {
-      int i = row + lane / 4 + n % 4 / 2 * 8, j = col + n / 4 * 8 + lane % 4 * 2 + n % 2;
-      float d = j <= i && i < c.n ? decay(m.f, i, j) : 0;
-      float x = j <= i && i < c.n ? p.scale * qk.x[0][n / 4][n % 4] * d : 0;
-      float y = j < i && i < c.n ? kk.x[0][n / 4][n % 4] * d : 0;
-      ((T*)p.p)[to * ROWS * ROWS + (turned ? j * ROWS + i : i * ROWS + j)] = from_float<T>(x);
-      m.a[i][j] = m.f.beta[i] * y;
+    if (threadIdx.x < ROWS) {
+      invert(t, a);
+    } else if (threadIdx.x >= HALF) {
+      for (int i = threadIdx.x % HALF; i < Prepared::PAIRS / 16; i += HALF) {
+        float y[4];
+        load_shared(pairs_at + i * 16, y);
+        ((float4*)(p.p + to * ROWS * ROWS))[i] = make_float4(y[0], y[1], y[2], y[3]);
+      }
+      const float* from = (const float*)&f;
+      for (int i = threadIdx.x % HALF; i < int(sizeof f / 4); i += HALF) ((float*)(p.factors + to))[i] = from[i];
+      if (warp == 7 && head + 1 < end) set_factors(factors[(head + 1) % 2], p, c, head + 1);
     }
-    const float *from = (const float*)&m.f;
-    for (int i = threadIdx.x; i < int(sizeof(Factors) / 4); i += THREADS) ((float*)(p.factors + to))[i] = from[i];
     __syncthreads();
-    invert(m.t, m.a);
-    for (int i = threadIdx.x * 2; i < ROWS * ROWS; i += THREADS * 2) {
-      put_pair((T*)p.t + to * ROWS * ROWS + i, 2, m.t[i / ROWS][i % ROWS], m.t[i / ROWS][i % ROWS + 1]);
+    multiply_below(t, a);
+#pragma unroll
+    for (unsigned i = threadIdx.x * 2; i < ROWS * ROWS; i += THREADS * 2) {
+      const unsigned row = i / ROWS, col = i % ROWS;
+      char* const at = (char*)(p.t + to * ROWS * ROWS) + Operand<ROWS, ROWS>::offset(row, col);
+      const float2 x = *(const float2*)&t[row][col];
+      if constexpr (SIZE == 4) {
+        *(float2*)at = x;
+      } else {
+        *(unsigned*)at = pack<T>(x.x, x.y);
+      }
     }
   }
 }
@@ -128,16 +161,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_compose(const __grid
   compose<float>(p);
 }
 
+// Blocks of delta_prepare that share an SM, without spills.
+#ifdef HOPPER
+constexpr int PREPARING = 3;
+#else
+constexpr int PREPARING = SIZE == 2 ? 2 : 1;
+#endif
+
 #define KERNEL(NAME, T, BLOCKS, ...)                                                                              \
   extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME##_##T(const __grid_constant__ DeltaParams p) { \
     __VA_ARGS__(p);                                                                                                \
   }
-#define ALL(T)                                            \
-  KERNEL(delta_prepare, T, 3, prepare<T##_t>)             \
-  KERNEL(delta_forward_128, T, 1, forward<T##_t, 128>)    \
-  KERNEL(delta_forward_256, T, 1, forward<T##_t, 256>)    \
-  KERNEL(delta_reverse_128, T, 1, reverse<T##_t, 128>)    \
-  KERNEL(delta_reverse_256, T, 1, reverse<T##_t, 256>)    \
+#define CHAINS(T, DIM, COLS)                                           \
+  KERNEL(delta_forward_##DIM##_##COLS, T, 1, forward<T##_t, DIM, COLS>) \
+  KERNEL(delta_reverse_##DIM##_##COLS, T, 1, reverse<T##_t, DIM, COLS>)
+#define ALL(T)                                               \
+  KERNEL(delta_prepare, T, PREPARING, prepare<T##_t>)          \
+  CHAINS(T, 128, 32)                                         \
+  CHAINS(T, 256, 32)                                         \
   KERNEL(delta_grads, T, 1, grads<T##_t>)
 
 #ifdef FLOAT32
@@ -145,4 +186,6 @@ ALL(fp32)
 #else
 ALL(bf16)
 ALL(fp16)
+CHAINS(bf16, 128, 64)
+CHAINS(fp16, 128, 64)
 #endif

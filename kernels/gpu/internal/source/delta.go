@@ -1,13 +1,14 @@
 package source
 
-// DeltaShape chooses the kernels of the gated delta rule for q and k of Dim columns, in float32 or 16 bits.
+// DeltaShape chooses the kernels of the gated delta rule for q and k of Dim columns, in float32 or 16 bits. Hopper is
+// only for 16 bits.
 type DeltaShape struct {
-	Float32 bool
-	Dim     int
+	Float32, Hopper bool
+	Dim             int
 }
 
-// DeltaMaxDim bounds dim, DeltaColumns is the columns of a block's part of a state, and DeltaThreads the threads of a
-// block.
+// DeltaMaxDim bounds dim, DeltaColumns is the columns of a block's part of a state, or twice as many, and DeltaThreads
+// the threads of a block.
 const (
 	DeltaMaxDim  = 256
 	DeltaColumns = 32
@@ -21,9 +22,12 @@ func (s DeltaShape) Program() Program {
 	p := Program{Name: "delta", File: "delta.cu", Defines: defines(define{"SLICE", slice},
 		define{"INLINE_TILES", FlashTiles}, define{"BM", 64}),
 		Entries: []Entry{{"delta_grads_bf16", 128, why}, {"delta_grads_fp16", 128, why}}}
-	if s.Float32 {
+	switch {
+	case s.Float32:
 		p.Name, p.Defines = "delta_fp32", append(p.Defines, "FLOAT32=1")
-		p.Entries = []Entry{{"delta_grads_fp32", 256, why}}
+		p.Entries = []Entry{{"delta_grads_fp32", 384, why}}
+	case s.Hopper:
+		p.Name, p.Archs, p.Defines = "delta_hopper", hopperArchs, append(p.Defines, "HOPPER=1")
 	}
 	return p
 }
@@ -44,19 +48,29 @@ func (s DeltaShape) Rows() int {
 	return DeltaMaxDim
 }
 
-// PrepareShared returns the shared memory of delta_prepare, in bytes: parts of q and k, A, T and factors.
+// PrepareShared returns the shared memory of delta_prepare, in bytes: parts of q and k or two squares, P, and factors.
 func (s DeltaShape) PrepareShared() int {
 	size, _ := s.sizes()
-	return 2*64*64*size + 2*64*65*4 + DeltaFactors
+	return max(2*64*128*size, 2*64*68*4) + 64*64*size + 2*DeltaFactors
+}
+
+// Columns returns the columns of the blocks of delta_forward and delta_reverse: half as many blocks if a GPU cannot run
+// the given number at once.
+func (s DeltaShape) Columns(blocks, sms, shared int) int {
+	buffers, bytes := s.Chain(shared, 2*DeltaColumns)
+	if s.Float32 || s.Rows() > 128 || blocks <= sms || buffers < 2 || bytes > shared {
+		return DeltaColumns
+	}
+	return 2 * DeltaColumns
 }
 
 // Chain returns the number of buffers of delta_forward and delta_reverse, given the shared memory of a GPU's blocks in
 // bytes, and their shared memory: k, q, T, P, v and factors of each buffer, a part of the state, and three results of
 // 64 rows. In 16 bits, there are two states and four results.
-func (s DeltaShape) Chain(shared int) (buffers, bytes int) {
+func (s DeltaShape) Chain(shared, columns int) (buffers, bytes int) {
 	size, _ := s.sizes()
-	part := 64 * DeltaColumns * size
-	each, own := 2*64*s.Rows()*size+2*64*64*size+part+2048, s.Rows()*DeltaColumns*4+3*part
+	part := 64 * columns * size
+	each, own := 2*64*s.Rows()*size+2*64*64*size+part+2048, s.Rows()*columns*4+3*part
 	if !s.Float32 {
 		own += part
 	}
@@ -76,4 +90,4 @@ func (s DeltaShape) Grads(shared int) (buffers, bytes int) {
 }
 
 // delta holds the gated delta rule.
-var delta = []Program{DeltaShape{}.Program(), DeltaShape{Float32: true}.Program()}
+var delta = []Program{DeltaShape{}.Program(), DeltaShape{Float32: true}.Program(), DeltaShape{Hopper: true}.Program()}

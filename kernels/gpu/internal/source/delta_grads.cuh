@@ -13,34 +13,9 @@ struct Grads {
 
 struct GradSums {
   Factors f[2];                                       // of a head and the next
-  float dots[3][4][ROWS], diagonal[ROWS], whole[8]; // of warps and rows; X E of rows; of warps
+  float dots[2][ROWS], diagonal[ROWS], whole[8]; // of warpgroups and rows; X E of rows; of warps
 };
 static_assert(sizeof(GradSums) <= Grads::STAGE - Grads::MORE, "room for the sums");
-
-// dot returns the product of two rows of n elements, to all lanes.
-template <class A, class B> __device__ __forceinline__ float dot(const A* x, const B* y, int n) {
-  float sum = 0;
-  for (int i = threadIdx.x % 32; i < n; i += 32) sum += to_float(x[i]) * to_float(y[i]);
-  return warp_sum(sum);
-}
-
-// dot_shared adds the product of two operands in shared memory, of so many elements.
-template <class T, int N> __device__ __forceinline__ void dot_shared(float& sum, unsigned x, unsigned y) {
-  for (int i = threadIdx.x * 16; i < N * SIZE; i += THREADS * 16) {
-    float a[4], b[4];
-    load_shared(x + i, a), load_shared(y + i, b);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      if constexpr (SIZE == 4) {
-        sum += a[j] * b[j];
-      } else {
-        float a0, a1, b0, b1;
-        unpack<T>(__float_as_uint(a[j]), a0, a1), unpack<T>(__float_as_uint(b[j]), b0, b1);
-        sum += a0 * b0 + a1 * b1;
-      }
-    }
-  }
-}
 
 // GradsOf is the work of a block of delta_grads: the gradients of the rows of a chunk, for columns of q and k since d.
 // The gradient of the sum of g up to a row is q dq + k dk, except that k has the other sign where the decay begins at
@@ -55,21 +30,23 @@ template <class T> struct GradsOf {
   // A beta above SMALL has the gradient X E / beta, unless E has too few bits.
   static constexpr float SMALL = 1.0f / (1 << 30);
 
+  // states_of returns the place of a product's rows of states since row, a multiple of TILE.
+  __device__ __forceinline__ long long states_of(long long product, int row) const {
+    return (product * ((p.dim + TILE - 1) / TILE) * TILE + row) * p.wide_v;
+  }
+
   // fetch starts copies of the i-th slice of a head's columns of v.
   __device__ __forceinline__ void fetch(int head, int i, unsigned to) const {
     if (head < end) {
-      const long long from = c.of_head(p, head), values = from * ROWS * p.wide_v, states = from * p.dim * p.wide_v;
-      const int v = i * SLICE, left = p.wide_v - v;
-      c.load_dout<T, SLICE>(to, p, head, v);
-      load<ROWS, SLICE, THREADS>(to + Grads::VALUES, p.e + values + v, p.wide_v, 0, 0, ROWS, left, true);
-      load<ROWS, SLICE, THREADS>(to + 2 * Grads::VALUES, p.x + values + v, p.wide_v, 0, 0, ROWS, left, true);
+      const long long from = c.of_head(p, head), values = (from * slices + i) * (ROWS * SLICE),
+                      states = states_of(from, d) + (long long)i * (TILE * SLICE);
+      c.load_dout<T, SLICE>(to, p, head, i * SLICE);
+      copy_in<Grads::VALUES, THREADS>(to + Grads::VALUES, p.e + values);
+      copy_in<Grads::VALUES, THREADS>(to + 2 * Grads::VALUES, p.x + values);
       to += 3 * Grads::VALUES;
-      load<TILE, SLICE, THREADS>(to, p.s + states + v, p.wide_v, d, 0, p.dim, left, true);
-      load<TILE, SLICE, THREADS>(to + Grads::STATES, p.ds + states + v, p.wide_v, d, 0, p.dim, left, true);
-      if (i == 0 && threadIdx.x < sizeof(Factors) / 16) {
-        const unsigned at = threadIdx.x * 16;
-        copy16(smem_address(&m.f[head % 2]) + at, (const char*)(p.factors + from) + at, true);
-      }
+      copy_in<Grads::STATES, THREADS>(to, p.s + states);
+      copy_in<Grads::STATES, THREADS>(to + Grads::STATES, p.ds + states);
+      if (i == 0) copy_in<sizeof(Factors), THREADS>(smem_address(&m.f[head % 2]), p.factors + from);
     }
     copies_commit();
   }
@@ -81,7 +58,7 @@ template <class T> struct GradsOf {
       fetch(head, i, base + Grads::STAGE);
     }
     copies_wait<0>();
-    __syncthreads();
+    block_sync();
     unsigned now = base + Grads::STAGE + stage * Grads::STAGE_BYTES;
     if (p.stages > 1) {
       stage ^= 1;
@@ -91,39 +68,76 @@ template <class T> struct GradsOf {
     return now;
   }
 
-  // fold multiplies the rows of y by factors.
-  template <class F> __device__ __forceinline__ void fold(Sum<32, 32>& y, int row, F factor) const {
-    pairs(y, row, 0, [&](int i, int, float& a, float& b) { a *= factor(i), b *= factor(i); });
+  // put_dv stores a slice of the gradient of v, beta X.
+  __device__ __forceinline__ void put_dv(const Factors& f, int head, int slice, unsigned x) const {
+    constexpr int PIECE = Operand<ROWS, SLICE>::PIECE;
+#pragma unroll
+    for (int j = threadIdx.x * PIECE; j < ROWS * SLICE; j += THREADS * PIECE) {
+      const int r = j / SLICE, v = j % SLICE, col = slice * SLICE + v;
+      const unsigned at = x + Operand<ROWS, SLICE>::offset(r, v);
+      const float by = f.beta[r];
+      if (p.flags & PIECES_DV) {
+        if (r >= c.n || col >= p.dim_v) continue;
+        float y[4];
+        load_shared(at, y);
+#pragma unroll
+        for (int l = 0; l < 4; l++) {
+          if constexpr (SIZE == 4) {
+            y[l] *= by;
+          } else {
+            float lo, hi;
+            unpack<T>(__float_as_uint(y[l]), lo, hi);
+            y[l] = __uint_as_float(pack<T>(by * lo, by * hi));
+          }
+        }
+        *(float4*)c.at<Stored>(p.dv, head, r, col) = make_float4(y[0], y[1], y[2], y[3]);
+      } else {
+#pragma unroll 1
+        for (int l = 0; l < PIECE; l += 2) {
+          float2 y = get_shared<T>(at + l * SIZE);
+          c.put<T>(p.dv, p.flags & WIDE_DV, head, r, col + l, p.dim_v, by * y.x, by * y.y);
+        }
+      }
+    }
   }
 
-  // collect adds y to the gradient to, and sets dots to the products of its rows and those of q or k.
-  __device__ __forceinline__ void collect(
-      Sum<32, 32>& to, Sum<32, 32>& y, unsigned with, int row, int col, float* dots) const {
-#pragma unroll
-    for (int i = 0; i < 32; i++) to.x[i / 16][i / 4 % 4][i % 4] += y.x[i / 16][i / 4 % 4][i % 4];
-    pairs(y, row, col, [&](int i, int j, float& a, float& b) {
-      float2 z = get_shared<T>(with + Operand<ROWS, TILE>::offset(i, j));
-      a *= z.x, b *= z.y;
-    });
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float x = 0;
-#pragma unroll
-      for (int n = 0; n < 4; n++) x += y.x[i / 2][n][i % 2 * 2] + y.x[i / 2][n][i % 2 * 2 + 1];
-      x = group_sum(x, 4);
-      if (threadIdx.x % 4 == 0) dots[row + i * 8 + threadIdx.x % 32 / 4] = x;
+  // stored returns two neighbours of a row of operands of H rows in memory, since column v.
+  template <int H> __device__ __forceinline__ float2 stored(const Stored* at, int row, int v) const {
+    const char* x = (const char*)(at + v / SLICE * (H * SLICE)) + Operand<H, SLICE>::offset(row, v % SLICE);
+    float2 y = *(const float2*)x;
+    if constexpr (SIZE == 2) unpack<T>(*(const unsigned*)x, y.x, y.y);
+    return y;
+  }
+
+  // dot returns the product of row i of X and a row of E or states, to all lanes.
+  template <int H> __device__ __forceinline__ float dot(const Stored* x, int i, const Stored* y, int row) const {
+    float sum = 0;
+    for (int v = threadIdx.x % 32 * 2; v < p.wide_v; v += 64) {
+      float2 a = stored<ROWS>(x, i, v), b = stored<H>(y, row, v);
+      sum += a.x * b.x + a.y * b.y;
     }
+    return warp_sum(sum);
   }
 
   // small_beta returns the gradient of the beta of row i by its definition: X (v - D(i, before) S' k - A E / beta).
   __device__ __forceinline__ float small_beta(const Factors& f, int head, int i) const {
     const long long from = c.of_head(p, head);
-    const T *x = (const T*)p.x + (from * ROWS + i) * p.wide_v, *e = (const T*)p.e + from * ROWS * p.wide_v;
-    const T *s = (const T*)p.s + from * p.dim * p.wide_v, *k = c.at<T>(p.k, blockIdx.y, i, 0);
-    float sum = dot(x, c.at<T>(p.v, head, i, 0), p.dim_v);
-    for (int r = 0; r < p.dim; r++) sum -= f.into[i] * to_float(k[r]) * dot(x, s + (long long)r * p.wide_v, p.dim_v);
+    const Stored *x = p.x + from * ROWS * p.wide_v, *e = p.e + from * ROWS * p.wide_v;
+    const T *k = c.at<T>(p.k, blockIdx.y, i, 0), *v = c.at<T>(p.v, head, i, 0);
+    float sum = 0;
+    for (int j = threadIdx.x % 32 * 2; j < p.dim_v; j += 64) {
+      float2 y = stored<ROWS>(x, i, j);
+      sum += y.x * to_float(v[j]) + (j + 1 < p.dim_v ? y.y * to_float(v[j + 1]) : 0);
+    }
+    sum = warp_sum(sum);
+    for (int r = 0; r < p.dim; r++) {
+      sum -= f.into[i] * to_float(k[r]) * dot<TILE>(x, i, p.s + states_of(from, r / TILE * TILE), r % TILE);
+    }
     for (int j = 0; j < i; j++) {
-      sum -= decay(f, i, j) * dot(k, c.at<T>(p.k, blockIdx.y, j, 0), p.dim) * dot(x, e + j * p.wide_v, p.dim_v);
+      const T* other = c.at<T>(p.k, blockIdx.y, j, 0);
+      float product = 0;
+      for (int l = threadIdx.x % 32; l < p.dim; l += 32) product += to_float(k[l]) * to_float(other[l]);
+      sum -= decay(f, i, j) * warp_sum(product) * dot<ROWS>(x, i, e, j);
     }
     return sum;
   }
@@ -135,8 +149,7 @@ template <class T> struct GradsOf {
 #pragma unroll
     for (int l = 0; l < 2; l++) {
       const int i = ROWS - 1 - lane * 2 - l;
-      auto of = [=](const float (&x)[4][ROWS]) { return x[0][i] + x[1][i] + x[2][i] + x[3][i]; };
-      dg[l] = i < c.n ? (double)of(m.dots[0]) - of(m.dots[1]) + of(m.dots[2]) : 0;
+      dg[l] = i < c.n ? m.dots[0][i] + m.dots[1][i] : 0;
     }
     scan(dg[0], dg[1]);
     const float all = warp_sum(lane < 8 ? m.whole[lane] : 0.0f);
@@ -155,76 +168,96 @@ template <class T> struct GradsOf {
     const unsigned dp_at = base + Grads::STAGE + (p.stages == 1 ? 0 : 2 * Grads::STAGE_BYTES);
     const unsigned da_at = dp_at + Grads::PAIRS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int row = warp / 4 * 32, col = warp % 4 * 32, pair_row = warp / 2 * 16, pair_col = warp % 2 * 32;
+    const int row = warp % 4 * 16, col = warp / 4 * 64, pair_col = warp / 4 * 32;
     c.load<TILE>(k, p.k, blockIdx.y, d, p.dim, p.flags & ALIGNED_K);
     c.load<TILE>(q, p.q, blockIdx.y, d, p.dim, p.flags & ALIGNED_Q);
-    Sum<32, 32> dq, dk;
+    Sum<16, 64> dq, dk;
     zero(dq), zero(dk);
     int stage = 0, head = end - p.heads / p.key_heads;
     if (p.stages > 1) fetch(head, 0, base + Grads::STAGE);
     for (; head < end; head++) {
       const Factors& f = m.f[head % 2];
-      Sum<32, 32> by_q, by_k, by_beta; // dO S', E dS'' and X S'
+      Sum<16, 64> by_q, by_k, by_beta; // dO S', E dS'' and X S'
       Sum<16, 32> dp, da;              // E dO' and E X': the gradients of P and A, transposed
-      zero(by_q), zero(by_k), zero(by_beta), zero(dp), zero(da);
-      float whole = 0; // of S and dS'
+      Sum<16, 16> diagonal;            // S dS''
+      zero(by_q), zero(by_k), zero(by_beta), zero(dp), zero(da), zero(diagonal);
 #pragma unroll 1
       for (int i = 0; i < slices; i++) {
         const unsigned dout = await(head, i, stage), e = dout + Grads::VALUES, x = e + Grads::VALUES,
                        s = x + Grads::VALUES, ds = s + Grads::STATES;
-        using Rows = InShared<ROWS, SLICE, false>;
-        using States = InShared<TILE, SLICE, false>;
-        product<T, SLICE>(dp, Rows(e, pair_row), Rows(dout, pair_col));
-        product<T, SLICE>(da, Rows(e, pair_row), Rows(x, pair_col));
-        product<T, SLICE>(by_q, Rows(dout, row), States(s, col));
-        product<T, SLICE>(by_k, Rows(e, row), States(ds, col));
-        product<T, SLICE>(by_beta, Rows(x, row), States(s, col));
-        dot_shared<T, TILE * SLICE>(whole, s, ds);
-        for (int j = threadIdx.x; d == 0 && j < ROWS * SLICE / 2; j += THREADS) {
-          const int r = j / (SLICE / 2), v = j % (SLICE / 2) * 2;
-          float2 y = get_shared<T>(x + Operand<ROWS, SLICE>::offset(r, v));
-          c.put<T>(p.dv, p.flags & WIDE_DV, head, r, i * SLICE + v, p.dim_v, f.beta[r] * y.x, f.beta[r] * y.y);
-        }
+        using Rows = Matrix<ROWS, SLICE, false>;
+        using States = Matrix<TILE, SLICE, false>;
+        product<T, SLICE>(dp, Rows{e, row}, Rows{dout, pair_col});
+        product<T, SLICE>(da, Rows{e, row}, Rows{x, pair_col});
+        product<T, SLICE>(by_q, Rows{dout, row}, States{s, col});
+        product<T, SLICE>(by_k, Rows{e, row}, States{ds, col});
+        product<T, SLICE>(by_beta, Rows{x, row}, States{s, col});
+        warp_product<T, SLICE>(diagonal, States{s, warp * 16}, States{ds, warp * 16});
+        if (d == 0) put_dv(f, head, i, x);
+        complete(dp, da, by_q, by_k, by_beta);
       }
       if (p.stages == 1) __syncthreads();
       // The gradients of the products of rows in P and A.
+      float on_diagonal[2] = {};
 #pragma unroll
-      for (int n = 0; n < 8; n++) {
-        const int j = pair_row + n % 2 * 8 + lane / 4, i = pair_col + n / 2 * 8 + lane % 4 * 2;
-        float a[2], b[2];
-#pragma unroll
-        for (int l = 0; l < 2; l++) {
-          const float x = dp.x[0][n / 2][n % 2 * 2 + l], y = da.x[0][n / 2][n % 2 * 2 + l];
-          const bool inside = j <= i + l && i + l < c.n;
-          const float by = inside ? decay(f, i + l, j) : 0;
-          a[l] = inside ? p.scale * x * by : 0;
-          b[l] = inside && j < i + l ? -f.beta[i + l] * y * by : 0;
-          if (j == i + l) m.diagonal[j] = y;
-        }
-        const unsigned at = Operand<ROWS, ROWS>::offset(j, i);
-        put_shared<T>(dp_at + at, a[0], a[1]);
-        put_shared<T>(da_at + at, b[0], b[1]);
+      for (int n = 0; n < 16; n++) {
+        float &x = dp.x[0][n / 4][n % 4], &y = da.x[0][n / 4][n % 4];
+        const int j = row + lane_row() + n / 2 % 2 * 8, i = pair_col + lane_col() + n / 4 * 8 + n % 2;
+        const bool inside = j <= i && i < c.n;
+        const float by = decay(f, i, j);
+        on_diagonal[n / 2 % 2] += i == j ? y : 0;
+        x = inside ? p.scale * x * by : 0;
+        y = inside && j < i ? -f.beta[i] * y * by : 0;
+      }
+      hold<T, ROWS, ROWS>(dp_at, dp, row, pair_col);
+      hold<T, ROWS, ROWS>(da_at, da, row, pair_col);
+      if (row / 32 == warp / 4 && lane_row() / 2 == lane % 4) {
+        m.diagonal[row + lane_row()] = on_diagonal[0], m.diagonal[row + lane_row() + 8] = on_diagonal[1];
       }
       // Those by way of scale D(i, before) q S, (D(last, i) k_i)' E and beta_i D(i, before) k_i S.
-      fold(by_q, row, [&](int i) { return p.scale * f.into[i]; });
-      fold(by_beta, row, [&](int i) { return -f.beta[i] * f.into[i]; });
-      fold(by_k, row, [&](int i) { return f.out[i]; });
+      scale_rows(by_q, row, [&](int i) { return p.scale * f.into[i]; });
+      scale_rows(by_beta, row, [&](int i) { return -f.beta[i] * f.into[i]; });
+      scale_rows(by_k, row, [&](int i) { return f.out[i]; });
+      const Spot<ROWS, TILE> key(k, row, col), query(q, row, col);
+      float whole = 0; // of S and dS'
+      pairs(diagonal, [&](int i, int j, float x, float y) {
+        if (i == j) whole += lane_row() == lane_col() ? x : lane_row() == lane_col() + 1 ? y : 0;
+      });
       whole *= f.into[c.n - 1];
-      pairs(by_k, row, col, [&](int i, int j, float x, float y) {
-        float2 z = get_shared<T>(k + Operand<ROWS, TILE>::offset(i, j));
-        whole += i < c.n ? x * z.x + y * z.y : 0;
+      pairs(by_k, [&](int i, int j, float x, float y) {
+        float2 z = get_shared<T>(key(i, j));
+        whole += key.row + i < c.n ? x * z.x + y * z.y : 0;
       });
       whole = warp_sum(whole);
       if (lane == 0) m.whole[warp] = whole;
-      __syncthreads();
-      InShared<ROWS, TILE, true, 32> keys(k, col);
-      product<T, ROWS>(by_q, InShared<ROWS, ROWS, true, 32>(dp_at, row), keys);
-      product<T, ROWS>(by_beta, InShared<ROWS, ROWS, true, 32>(da_at, row), keys);
-      product<T, ROWS>(by_k, InShared<ROWS, ROWS, false>(dp_at, row), InShared<ROWS, TILE, true, 32>(q, col));
-      product<T, ROWS>(by_k, InShared<ROWS, ROWS, false>(da_at, row), keys);
-      collect(dq, by_q, q, row, col, m.dots[0][warp % 4]);
-      collect(dk, by_k, k, row, col, m.dots[1][warp % 4]);
-      collect(dk, by_beta, k, row, col, m.dots[2][warp % 4]);
+      block_sync();
+      const Matrix<ROWS, TILE, true> keys{k, col}, queries{q, col};
+      using Pairs = Matrix<ROWS, ROWS, false>;
+      using Turned = Matrix<ROWS, ROWS, true>;
+      product<T, ROWS>(by_q, Turned{dp_at, row}, keys);
+      product<T, ROWS>(by_beta, Turned{da_at, row}, keys);
+      product<T, ROWS>(by_k, Pairs{dp_at, row}, queries);
+      product<T, ROWS>(by_k, Pairs{da_at, row}, keys);
+      complete(by_q, by_beta, by_k);
+      float dots[2] = {};
+      pairs(by_q, [&](int i, int j, float x, float y) {
+        float2 z = get_shared<T>(query(i, j));
+        dots[i / 8] += x * z.x + y * z.y;
+      });
+#pragma unroll
+      for (int i = 0; i < 32; i++) {
+        float &x = by_k.x[0][i / 4][i % 4], y = by_beta.x[0][i / 4][i % 4];
+        dq.x[0][i / 4][i % 4] += by_q.x[0][i / 4][i % 4], dk.x[0][i / 4][i % 4] += x + y, x = y - x;
+      }
+      pairs(by_k, [&](int i, int j, float x, float y) {
+        float2 z = get_shared<T>(key(i, j));
+        dots[i / 8] += x * z.x + y * z.y;
+      });
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float x = group_sum(dots[i], 4);
+        if (lane % 4 == 0) m.dots[warp / 4][key.row + i * 8] = x;
+      }
       __syncthreads();
       if (warp == 0) finish(f, head);
       for (int i = warp; d == 0 && i < c.n; i += 8) {
@@ -233,18 +266,28 @@ template <class T> struct GradsOf {
         if (lane == 0) *c.at<float>(p.dbeta, head, i, 0) = x;
       }
     }
-    pairs(dq, row, d + col, [&](int i, int j, float x, float y) {
-      c.put<T>(p.dq, p.flags & WIDE_DQ, blockIdx.y, i, j, p.dim, x, y);
-    });
-    pairs(dk, row, d + col, [&](int i, int j, float x, float y) {
-      c.put<T>(p.dk, p.flags & WIDE_DK, blockIdx.y, i, j, p.dim, x, y);
+    put(p.dq, p.flags & PIECES_DQ, p.flags & WIDE_DQ, dq, q, row, col);
+    put(p.dk, p.flags & PIECES_DK, p.flags & WIDE_DK, dk, k, row, col);
+  }
+
+  // put stores a gradient of q or k, in pieces by way of its tile, which no thread uses any more.
+  __device__ __forceinline__ void put(
+      const Strided& to, bool pieces, bool wide, Sum<16, 64>& y, unsigned tile, int row, int col) const {
+    if (pieces) {
+      hold<T, ROWS, TILE>(tile, y, row, col);
+      __syncthreads();
+      copy_out<ROWS, TILE, THREADS>(c.at<Stored>(to, blockIdx.y, 0, d), to.seq, tile, c.n, p.dim - d);
+      return;
+    }
+    pairs(y, [&](int i, int j, float x, float z) {
+      c.put<T>(to, wide, blockIdx.y, row + lane_row() + i, d + col + lane_col() + j, p.dim, x, z);
     });
   }
 };
 
 template <class T> __device__ __forceinline__ void grads(const DeltaParams& p) {
   extern __shared__ __align__(1024) char shared[];
-  const int slices = (p.wide_v + SLICE - 1) / SLICE, end = (blockIdx.y + 1) * (p.heads / p.key_heads);
+  const int slices = p.wide_v / SLICE, end = (blockIdx.y + 1) * (p.heads / p.key_heads);
 #pragma unroll 1
   for (int d = 0; d < p.dim; d += TILE) {
     __syncthreads();

@@ -292,14 +292,14 @@ type DeltaSegment struct {
 // DeltaSegments is the largest number of segments of a launch.
 const DeltaSegments = 96
 
-// Bits of DeltaParams.Flags; see delta.cu. The first bits are in the order of q, k, v, do, and do, o, dq, dk, dv.
+// Bits of DeltaParams.Flags; see delta.cu. The first bits are in the order of q, k, v, do, and do, o, dq,
+// dk, dv, the last in that of o, dq, dk, dv.
 const (
-	DeltaAligned  = 1
-	DeltaWide     = 16
-	DeltaMapped   = 512
-	DeltaKeep     = 1024
-	DeltaBackward = 2048
-	DeltaPiecesO  = 4096
+	DeltaAligned = 1
+	DeltaWide    = 16
+	DeltaMapped  = 512
+	DeltaKeep    = 1024
+	DeltaPieces  = 2048
 )
 
 // DeltaFactors is the size of struct Factors of delta.cu, in bytes.

@@ -36,22 +36,24 @@ struct Warpgroup {
 };
 static Warpgroup warpgroups[MAX_THREADS / GROUP];
 
-// Matrix is an operand in shared memory, as in hopper_panels.cuh: outer by 16, or transposed.
+// Matrix is an operand in shared memory, as in hopper_panels.cuh: outer by 16, or transposed. line is the bytes of a row
+// of a panel.
 struct Matrix {
-  unsigned start, wide, deep;
+  unsigned start, wide, deep, line;
   bool turned;
   int outer;
 
   Matrix(unsigned long long x, bool turned, int outer)
-      : start((x & 0x3fff) << 4), wide((x >> 16 & 0x3fff) << 4), deep((x >> 32 & 0x3fff) << 4), turned(turned), outer(outer) {
-    if (x >> 62 != 1 || start / 128 % 8 || start % (turned ? 128 : 32) || deep % 1024 || (turned && outer > 64 && wide % 1024)) {
+      : start((x & 0x3fff) << 4), wide((x >> 16 & 0x3fff) << 4), deep((x >> 32 & 0x3fff) << 4), line(x >> 62 == 1 ? 128 : 64), turned(turned), outer(outer) {
+    if (x >> 62 == 0 || x >> 62 == 3 || start / line % 8 || start % (turned ? line : 32) || deep % (line * 8) || (turned && outer > (int)line / 2 && wide % (line * 8))) {
       fail("a matrix that does not begin where one may, or is not made as one", start - SHARED_BASE);
     }
   }
 
   unsigned place(int i, int k) const {
-    unsigned at = turned ? start + i / 64 * wide + i % 64 * 2 + k / 8 * deep + k % 8 * 128 : start + i / 8 * deep + i % 8 * 128 + k * 2;
-    return at ^ (at / 128 % 8) << 4;
+    const int width = line / 2;
+    unsigned at = turned ? start + i / width * wide + i % width * 2 + k / 8 * deep + k % 8 * line : start + i / 8 * deep + i % 8 * line + k * 2;
+    return at ^ (at / 128 % (line / 16)) << 4;
   }
 
   // pieces calls f with the address of each piece of 16 bytes, and the position of its first element.
