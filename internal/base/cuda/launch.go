@@ -123,7 +123,7 @@ func (s *Stream) Launch(f *Function, l Launch, a *Args) {
 
 // Args collects the arguments of a kernel, in the layout of C. Each call adds a parameter.
 type Args struct {
-	buf [2048]byte
+	buf [4096]byte // what CUDA guarantees for a kernel's parameters
 	n   int
 	// The constant bank aligns a GPU's parameters to 16 bytes only. If a parameter is aligned to more, its place
 	// depends on the GPU, so the driver must place every parameter: apart is set, and at holds their offsets in buf.

@@ -160,3 +160,12 @@ func TestParamsHaveNoGaps(t *testing.T) {
 		}
 	}
 }
+
+// A struct beside some addresses fits into cuda.Args.
+func TestParamsFitALaunch(t *testing.T) {
+	for _, p := range params {
+		if n := reflect.TypeOf(p.fill).Size(); n > 4096-256 {
+			t.Errorf("%s of %s has %d bytes, of 4096 for all parameters", p.name, p.file, n)
+		}
+	}
+}
