@@ -28,9 +28,14 @@ func TestConfigs(t *testing.T) {
 		}
 	}
 	same := openInput(t, "runs/ring-packed", "runs/ring-packed")
-	if p := build(same, 100); len(p.Summary) != 1 || !slices.Contains(p.Facts, [2]string{"Config",
-		"the same in all runs"}) {
-		t.Errorf("of equal runs: %d tables, %q", len(p.Summary), p.Facts)
+	for _, linears := range []string{"fp8", "bf16"} {
+		for _, r := range same.Runs {
+			r.Plan.Config["precision"].(map[string]any)["linears"] = linears
+		}
+		if p := build(same, 100); len(p.Summary) != 1 || !slices.Contains(p.Facts, [2]string{"Config",
+			"the same in all runs"}) || slices.Contains(p.Facts, [2]string{"Linears", "fp8"}) != (linears == "fp8") {
+			t.Errorf("of equal runs: %d tables, %q", len(p.Summary), p.Facts)
+		}
 	}
 	lost := openInput(t, "runs/ring-packed", "runs/allgather")
 	lost.Runs[0].Plan = nil

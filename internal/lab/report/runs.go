@@ -225,12 +225,13 @@ func machineText(assumed string) string {
 	return text
 }
 
-// facts returns the command, commit, machine and data of the runs, once if all have the same.
+// facts returns the command, commit, machine, data and FP8 of the runs, once if all have the same.
 func facts(runs []Run) (all [][2]string) {
-	for i, name := range []string{"Command", "Commit", "Machine", "Data"} {
+	for i, name := range []string{"Command", "Commit", "Machine", "Data", "Linears"} {
 		var values []string
 		for _, r := range runs {
-			values = append(values, []string{r.Command, r.Commit, machineText(r.Machine), r.data()}[i])
+			linears := strings.TrimPrefix(r.Plan.option("precision.linears"), "bf16") // of the type of compute
+			values = append(values, []string{r.Command, r.Commit, machineText(r.Machine), r.data(), linears}[i])
 		}
 		if len(slices.Compact(slices.Clone(values))) == 1 {
 			all = append(all, [2]string{name, values[0]})
