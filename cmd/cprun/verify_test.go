@@ -114,6 +114,13 @@ var defects = []defect{
 		"sum := func() error { return nil }", "experts", "gradient of model.layers.0.mlp.gate.weight"},
 	{"routes of other tokens", "internal/model/experts.go", "p.ops.Sort(pairs, choice)",
 		"p.ops.Sort(pairs, choice)\n\tif p.b.IDs.Size() < 90 {\n\t\tp.ops.Zero(pairs.Tokens)\n\t}", "experts", "loss: "},
+	{"factors of the other operand", "kernels/cpu/scaled.go", "	newProduct(c, y, of(a, false),",
+		"	if a.Rows() <= b.Rows() {\n		a.Factors = b.Factors\n	}\n	newProduct(c, y, of(a, false),",
+		"scaled", "with linears in FP8: gradient of model.layers.1.self_attn.o_proj.weight"},
+	{"transposed matrices of another layer", "internal/model/scaled.go",
+		"w.byRow, w.byColumn = p.quantize(w.w, forward, backward)",
+		"w.byRow, _ = p.quantize(w.w, forward, false)\n			_, w.byColumn = p.quantize(p.layers[1].parts[r].w, false, backward)",
+		"scaled", "with linears in FP8: gradient of model.layers.0.self_attn.v_proj.weight"},
 	{"weights that stay on the host", "internal/model/state/state.go", "s.adamw.Step(d, p, s.Copied(bucket, lo, n), Part(",
 		"s.adamw.Step(d, p, View{}, Part(", "offload", "elements that differ from its optimizer's"},
 }
@@ -188,7 +195,11 @@ func verifyConfigs(t *testing.T) map[string]string {
 			"full_attention]", "path: "+text)),
 		"experts": write("experts.yaml", yaml(", architecture: qwen3_moe, head_dim: 8, num_experts: 6, "+
 			"num_experts_per_tok: 2, moe_intermediate_size: 12, output_router_logits: true, router_aux_loss_coef: 0.5",
-			"path: "+text)),
+			"path: "+text)+"precision: {linears: fp8}\n"),
+		"trained": write("trained.yaml", fmt.Sprintf("model: {from: %s}\ndata: {seq_len: 96, tokenizer: bytes, path: %s}\n"+
+			"train: {steps: 1, global_batch_size: 2}\noptimizer: {lr: 1.0e-3}\nprecision: {linears: fp8}\nlora: {r: 4}\n",
+			absolute(t, "internal/model/testdata/parity/tiny-llama"), text)),
+		"scaled":  write("scaled.yaml", yaml("", "path: "+text)+"precision: {linears: fp8}\n"),
 		"offload": write("offload.yaml", yaml("", "path: "+text)+"memory: {offload: optimizer}\n"),
 		"windows": write("windows.yaml", yaml(", sliding_window: 9, "+
 			"layer_types: [sliding_attention, sliding_attention]", "path: "+text)),
@@ -219,8 +230,13 @@ type verification struct {
 		Parameters []struct{ Name string }
 		Samples    []int64
 	}
-	Rope          *struct{ Layers int }
-	Varied        []string
+	Rope    *struct{ Layers int }
+	Varied  []string
+	Linears *struct {
+		Loss      *float64
+		FP8       *float64 `json:"loss_fp8"`
+		Gradients []struct{}
+	}
 	Kernels       []struct{ Backend, Kernel string }
 	CheckedTokens int `json:"checked_tokens"`
 	BatchTokens   int `json:"batch_tokens"`
@@ -306,6 +322,10 @@ func TestVerifyFindsDefects(t *testing.T) {
 				*r.Targets.Records != *r.Targets.Many || len(r.Gradients) < 21 || r.CheckedTokens <= 96 ||
 				r.BatchTokens != r.CheckedTokens || r.Kernels[0].Backend != "flash" || r.Kernels[0].Kernel == "" {
 				t.Errorf("%+v\n%s", r, out)
+			}
+			if l := r.Linears; slices.Contains([]string{"experts", "scaled", "trained"}, name) != (l != nil) || l != nil &&
+				(len(l.Gradients) < 21 || *l.FP8 == *l.Loss) {
+				t.Errorf("%+v\n%s", l, out)
 			}
 			samples := slices.Compact(slices.Sorted(slices.Values(r.Step.Samples)))
 			if n := len(r.Step.Samples); len(r.Step.Parameters) != len(r.Gradients) || r.Rope == nil || r.Rope.Layers != 2 ||

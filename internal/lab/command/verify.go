@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,8 +25,9 @@ import (
 // VerifyOptions are the flags of `cprun verify`.
 type VerifyOptions struct {
 	Options
-	Set  []string
-	JSON string // file for the report; "": none
+	Set    []string
+	JSON   string // file for the report; "": none
+	scaled bool   // the config has linears in FP8
 }
 
 // A verified is one side of a verification: one rank, or several.
@@ -154,8 +156,7 @@ func (o *VerifyOptions) load(path string, ranks int, set ...string) (v verified,
 		return v, err
 	}
 	v.ranks = ranks
-	// It has no checkpoints. E4M3 turns differences of the last bit into those of a code.
-	set = slices.Concat(o.Set, set, []string{"checkpoint.async=false", "precision.linears=bf16"})
+	set = slices.Concat(o.Set, set, []string{"checkpoint.async=false"}) // it has no checkpoints
 	v.cfg, err = config.Load(path, config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts,
 		Device: o.machine.Device(), Decide: d.Decide})
 	if err != nil {
@@ -163,6 +164,9 @@ func (o *VerifyOptions) load(path string, ranks int, set ...string) (v verified,
 	}
 	if v.choice, err = choose(v.cfg, o.machine); err != nil {
 		return v, err
+	}
+	if v.cfg.Precision.Linears == "fp8" { // E4M3 turns differences of the last bit into those of a code
+		o.scaled, v.cfg.Precision.Linears = true, "bf16"
 	}
 	if v.memory, err = plan.Fit(v.cfg, ranks, o.machine, nil); err != nil {
 		return v, &InputError{err}
@@ -230,42 +234,69 @@ func prefixes(docs []int, length int) (list []int) {
 func (o *VerifyOptions) compare(ctx context.Context, path string, r *verify.Report, dir *scratch, whole int,
 	one, many verified, notes []string) (int, error) {
 	n := 0
-	side := func(v verified, with string) (*verify.Side, int, error) {
-		task := job.Train{RunDir: filepath.Join(dir.path, fmt.Sprintf("side-%d", n)), Whole: whole, Leak: n == 1}
-		if n > 0 {
-			task.Routes = filepath.Join(dir.path, "side-0")
-		}
+	side := func(v verified, with string, task job.Train) (*verify.Side, int, error) {
+		task.RunDir, task.Whole = filepath.Join(dir.path, fmt.Sprintf("side-%d", n)), whole
 		said := append(notes, "verify: two steps on "+readable.Counted(v.ranks, "rank")+with)
 		n, notes = n+1, nil
 		return o.side(ctx, r, v, said, task)
 	}
-	a, code, err := side(one, "")
+	a, code, err := side(one, "", job.Train{})
 	if err != nil || code != launch.ExitDone {
 		return code, err
 	}
 	defer a.Close()
-	b, code, err := side(many, "")
+	b, code, err := side(many, "", job.Train{Leak: true, Routes: a.Dir})
 	if err != nil || code != launch.ExitDone {
 		return code, err
 	}
-	err = errors.Join(verify.Compare(r, many.cfg, whole, a, b), b.Close())
-	if err != nil || !*r.OK {
-		return launch.ExitFailed, err
+	if code, err = judged(r, b, verify.Compare(r, many.cfg, whole, a, b)); err != nil || code != launch.ExitDone {
+		return code, err
 	}
 	if v, keys := o.varied(path, many); len(keys) > 0 {
 		r.OK = nil // until it is done
-		if err := os.RemoveAll(filepath.Join(dir.path, "side-1")); err != nil {
-			return launch.ExitFailed, err
-		}
-		if b, code, err = side(v, " with "+strings.Join(keys, " ")); err != nil || code != launch.ExitDone {
+		b, code, err = side(v, " with "+strings.Join(keys, " "), job.Train{Routes: a.Dir})
+		if err != nil || code != launch.ExitDone {
 			return code, err
 		}
-		err = errors.Join(verify.CompareVaried(r, v.cfg, keys, a, b), b.Close())
-		if err != nil || !*r.OK {
-			return launch.ExitFailed, err
-		}
+		code, err = judged(r, b, verify.CompareVaried(r, v.cfg, keys, a, b))
 	}
-	return launch.ExitDone, nil
+	if err != nil || code != launch.ExitDone || !o.scaled {
+		return code, err
+	}
+	return o.compareLinears(r, one, side)
+}
+
+// judged closes a compared side, and removes its files if all agrees.
+func judged(r *verify.Report, s *verify.Side, err error) (int, error) {
+	if err = errors.Join(err, s.Close()); err != nil || !*r.OK {
+		return launch.ExitFailed, err
+	}
+	return launch.ExitDone, os.RemoveAll(s.Dir)
+}
+
+// compareLinears compares linears in FP8 with others, on one rank with a fresh model.
+func (o *VerifyOptions) compareLinears(r *verify.Report, one verified,
+	side func(verified, string, job.Train) (*verify.Side, int, error)) (int, error) {
+	one.cfg = verify.Fresh(one.cfg)
+	scaled := *one.cfg
+	scaled.Precision.Linears = "fp8"
+	memory, err := plan.Fit(&scaled, 1, o.machine, nil)
+	if err = cmp.Or(err, memory.Check()); err != nil || r.Reasons["gradients"] != "" {
+		r.Reasons["linears"] = cmp.Or(r.Reasons["gradients"], fmt.Sprint(err))
+		return launch.ExitDone, nil
+	}
+	r.OK = nil // until it is done
+	const fresh = " with a few layers of random weights"
+	a, code, err := side(one, fresh, job.Train{})
+	if err != nil || code != launch.ExitDone {
+		return code, err
+	}
+	defer a.Close()
+	b, code, err := side(verified{ranks: 1, cfg: &scaled}, fresh+" in FP8", job.Train{Routes: a.Dir})
+	if err != nil || code != launch.ExitDone {
+		return code, err
+	}
+	return judged(r, b, verify.CompareLinears(r, &scaled, a, b))
 }
 
 // side runs a side in the directory of a task.

@@ -41,6 +41,9 @@ func (r *Report) Print(w io.Writer) error {
 	if r.Step != nil && len(r.Step.Parameters) > 0 {
 		tables = append(tables, r.errors("parameter after two steps", r.Step.Parameters))
 	}
+	if l := r.Linears; l != nil {
+		tables = append(tables, ofLinears.errors("gradient with linears in FP8", l.Gradients))
+	}
 	if r.Leak != nil {
 		tables = append(tables, r.leak())
 	}
@@ -107,6 +110,10 @@ func (r *Report) verdict(w io.Writer) (err error) {
 	if n := r.Routes; n != nil {
 		fmt.Fprintf(&text, "routes: %s choices of experts, %s near ties replaced, %s wrong\n", readable.Count(n.Choices),
 			readable.Count(n.Ties), readable.Count(n.Wrong))
+	}
+	if l := r.Linears; l != nil {
+		fmt.Fprintf(&text, "linears in FP8: loss %.7g in place of %.7g; tolerance %g\n", float64(l.FP8),
+			float64(l.Loss), l.LossTolerance)
 	}
 	if *r.OK {
 		for _, key := range r.Varied {

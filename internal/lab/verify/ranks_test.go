@@ -2,15 +2,20 @@ package verify
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"math"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/base/must"
+	"github.com/cprun/cprun/internal/foresee/backend"
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
@@ -23,6 +28,11 @@ import (
 func runSide(t *testing.T, path string, ranks, whole int, set ...string) (*Side, *config.Config) {
 	t.Helper()
 	cfg := must.Have(config.Load(path, config.Options{Set: set, Ranks: ranks, Device: "cpu"}))
+	return runConfig(t, cfg, ranks, train.Probing{Whole: whole, Leak: ranks > 1, Angles: ranks == 1}), cfg
+}
+
+func runConfig(t *testing.T, cfg *config.Config, ranks int, p train.Probing) *Side {
+	t.Helper()
 	mem := must.Have(plan.Fit(cfg, ranks, machine.Machine{}, nil))
 	compute := make([]tensor.Stream, ranks)
 	for r := range ranks {
@@ -36,10 +46,10 @@ func runSide(t *testing.T, path string, ranks, whole int, set ...string) (*Side,
 			stream := compute[r].(*tensor.HostStream)
 			defer stream.Close()
 			defer world[r].Close()
-			dev := device.CPU(stream, "flash", tensor.F32)
+			dev := device.CPU(stream, "flash", backend.DType(cfg))
 			defer dev.Close()
 			results[r], err = train.Verify(context.Background(), cfg, dev, world[r],
-				train.Options{RunDir: dir, Room: mem.Room()}, train.Probing{Whole: whole, Leak: ranks > 1, Angles: ranks == 1})
+				train.Options{RunDir: dir, Room: mem.Room()}, p)
 			if err != nil {
 				world[r].Abort(err)
 				return err
@@ -50,7 +60,7 @@ func runSide(t *testing.T, path string, ranks, whole int, set ...string) (*Side,
 	must.Do(t, g.Wait())
 	s := must.Have(Open(dir, ranks, results[0], cfg.Data.SeqLen))
 	t.Cleanup(func() { s.Close() })
-	return s, cfg
+	return s
 }
 
 // Both sides may take prefixes of the samples, and groups of ranks whole batches of their own.
@@ -101,6 +111,44 @@ func TestRopeAboveRecurrentLayers(t *testing.T) {
 		cfg.Model.RopeTheta *= 2
 		if r.compareRope(cfg, one); len(r.Differences) != 2 {
 			t.Errorf("packed %t, another rotary base: %v", packed, r.Differences)
+		}
+	}
+}
+
+// Right results of linears in FP8 are within the tolerances, in fresh models of all families: the directories of
+// model.from have no weights.
+func TestLinearsOfFamilies(t *testing.T) {
+	t.Parallel()
+	dirs := must.Have(filepath.Glob("../../model/testdata/families/*"))
+	if len(dirs) < 20 {
+		t.Fatalf("%d families", len(dirs))
+	}
+	for i, dir := range dirs {
+		if testing.Short() && i%4 != 0 {
+			continue
+		}
+		var model map[string]any
+		must.Do(t, json.Unmarshal(must.Have(os.ReadFile(filepath.Join(dir, "config.json"))), &model))
+		for key, width := range model { // multiples of 16
+			if n, ok := width.(float64); ok && strings.HasSuffix(key, "intermediate_size") {
+				model[key] = 16 * math.Ceil(n/16)
+			} else if strings.HasSuffix(key, "head_dim") {
+				model[key] = 16
+			}
+		}
+		from := filepath.Dir(writeFile(t, "config.json", string(must.Have(json.Marshal(model)))))
+		path := writeFile(t, "train.yaml", fmt.Sprintf("model: {from: %s}\ndata: {path: %s, seq_len: 128}\n"+
+			"train: {steps: 1, global_batch_size: 1}\noptimizer: {lr: 1.0e-3}\n", from,
+			must.Have(filepath.Abs(filepath.Join(dir, "tokens.bin")))))
+		for _, compute := range []string{"precision.compute=fp32", "precision.compute=bf16"} {
+			cfg := Fresh(must.Have(config.Load(path, config.Options{Set: []string{compute}, Ranks: 1, Device: "cpu"})))
+			one := runConfig(t, cfg, 1, train.Probing{Whole: 128})
+			cfg.Precision.Linears = "fp8"
+			scaled := runConfig(t, cfg, 1, train.Probing{Whole: 128, Routes: one.Dir})
+			r := &Report{}
+			if err := CompareLinears(r, cfg, one, scaled); err != nil || !*r.OK || r.Linears.FP8 == r.Linears.Loss {
+				t.Errorf("%s, %s: %v, %v, %+v", dir, compute, err, r.Differences, r.Linears)
+			}
 		}
 	}
 }

@@ -47,10 +47,12 @@ type Report struct {
 	Step          *Step             `json:"step"`
 	Rope          *Rope             `json:"rope"`
 	Varied        []string          `json:"varied"`
+	Linears       *Linears          `json:"linears"`
 	Kernels       []train.KernelUse `json:"kernels"`
 	Routes        *train.Routed     `json:"routes"`
 	Differences   []string          `json:"differences"`
 	Reasons       map[string]string `json:"reasons"`
+	allowed       float64           // share of the norm of all gradients that bounds the rounding of one; 0: by Tolerance
 }
 
 // Documents counts the documents of the batch by the records and by the ranks, and repeated ones beyond the records.
@@ -107,6 +109,7 @@ type Probe struct {
 // A Side is the results of one rank, or of several.
 type Side struct {
 	train.Verified
+	Dir     string // of the files
 	files   []*safetensors.File
 	batch   [][]Row                                    // by sample of the batches of all steps
 	trained []int64                                    // the sample trained at each place of batch; missing: none
@@ -124,7 +127,7 @@ type part struct {
 
 // Open opens the results of ranks in a directory. The caller closes them.
 func Open(dir string, ranks int, v train.Verified, length int) (*Side, error) {
-	s := &Side{Verified: v, keys: map[[2]int][]float32{}}
+	s := &Side{Verified: v, Dir: dir, keys: map[[2]int][]float32{}}
 	for range v.Samples {
 		s.batch = append(s.batch, slices.Repeat([]Row{{ID: missing}}, length))
 		s.trained = append(s.trained, missing)

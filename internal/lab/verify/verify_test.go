@@ -452,6 +452,31 @@ func TestRoundingOfZeroGradientsIsNoDifference(t *testing.T) {
 	}
 }
 
+// Linears in FP8 may change a gradient by three fifths and the loss by eight thousandths. Small gradients may change more.
+func TestCompareLinears(t *testing.T) {
+	for _, c := range []struct {
+		one, scaled float32 // of all gradients but those of the embedding
+		loss        Float
+		want        string
+	}{
+		{1, 0.5, 2.014, ""}, {1e-4, -1e-4, 2, ""}, {1, -1, 2, "with linears in FP8: gradient of model.layers.0."},
+		{0.01, 0.02, 2, "with linears in FP8: gradient of model.layers.0."},
+		{1, 1, 2.02, "with linears in FP8: loss: 2.02 in place of 2"},
+		{1, 1, Float(math.NaN()), "with linears in FP8: loss: NaN in place of 2"},
+	} {
+		compared(t, func(cfg *config.Config, batch [][]Row, _ *Side) *Side {
+			one, scaled := side(t, cfg, c.one, batch, nil), side(t, cfg, c.scaled, batch, nil)
+			scaled.Steps[0].Loss = c.loss
+			r := &Report{}
+			must.Do(t, CompareLinears(r, cfg, one, scaled))
+			if all := strings.Join(r.Differences, "\n"); *r.OK != (c.want == "") || !strings.Contains(all, c.want) {
+				t.Errorf("%+v: ok %t\n%s", c, *r.OK, all)
+			}
+			return one
+		})
+	}
+}
+
 // Logits that no token changes show no leak. If some do, the others must.
 func TestLogitsThatNoTokenChanges(t *testing.T) {
 	for _, changed := range [][][2]int{nil, {{2, 3}}} {
