@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// sixteens lists tiny models whose matrices have products in E4M3.
+// sixteens lists tiny models with widths for E4M3.
 func sixteens() map[string]*hf.Config {
 	list := map[string]*hf.Config{}
 	for _, name := range []string{"llama tied", "gemma2", "olmo3", "granite", "qwen3_5", "qwen3_next", "qwen3_moe"} {
@@ -30,8 +30,8 @@ func sixteens() map[string]*hf.Config {
 	return list
 }
 
-// roundedOps round the operands of products with some matrices to E4M3, by rows of the operand that the product sums
-// over, and compute the products of these values.
+// roundedOps round the operands of products with some matrices to E4M3, with a factor for each row along the sum, and
+// multiply these values.
 type roundedOps struct {
 	Ops
 	weights, grads []View
@@ -81,8 +81,8 @@ func (r roundedOps) LinearDW(dw, dy, x View, accumulate bool) {
 	r.Ops.LinearDW(dw, dy, x, accumulate)
 }
 
-// A pass with Scaled equals one whose products have rounded operands, also with adapters and frozen matrices, for any
-// tiles and whatever the layers keep.
+// A pass with Scaled equals one with rounded operands of products, also with adapters and frozen matrices, in tiles, and
+// for each choice of kept activations.
 func TestScaled(t *testing.T) {
 	for name, cfg := range sixteens() {
 		for what, tuning := range map[string]hf.Tuning{

@@ -38,7 +38,7 @@ func TestCasesOnGPUs(t *testing.T) {
 	}
 }
 
-// A batch without targets has no effect on a GPU, where the host runs ahead.
+// A batch without targets has no effect on a GPU; the host runs ahead there.
 func TestBatchesWithoutTargetsAreSkippedOnGPUs(t *testing.T) {
 	m := here(t)
 	e := expectOf(curve(t, sparse(t, "abab"), 1))
@@ -54,7 +54,7 @@ func TestBatchesWithoutTargetsAreSkippedOnGPUs(t *testing.T) {
 	}
 }
 
-// In E4M3 other sums of the last bit give other codes, so GPUs follow the CPU as bfloat16 does.
+// In E4M3 another last bit gives another code, so GPUs follow the CPU only as closely as in bfloat16.
 func TestLinearsInE4M3OnGPUs(t *testing.T) {
 	m := here(t)
 	for _, ranks := range ranksOf(m) {
