@@ -54,7 +54,10 @@ func (c *Kernels) gate(op string, y, dgate, dy, x, gate tensor.View) {
 	load, gates, grads, store, storeGate := loader(x), loader(gate), loader(dy), storer(y), storer(dgate)
 	sigmoid := func(i int64) float64 { return 1 / (1 + math.Exp(-gates(i))) }
 	row := func(r int64) {
-		s, sum, each := sigmoid(r), 0.0, m == n
+		s, sum, each := 0.0, 0.0, m == n
+		if !each { // another goroutine may replace other gates
+			s = sigmoid(r)
+		}
 		for i := r * int64(n); i < (r+1)*int64(n); i++ {
 			if each {
 				s = sigmoid(i)
