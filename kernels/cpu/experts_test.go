@@ -117,14 +117,7 @@ func TestExpertFaults(t *testing.T) {
 		"share":           func() { c.Count(load, tensor.New(tensor.F64, 3), choice, logits, none) },
 		"tokens of count": func() { c.Count(load, none, choice, logits, i32(3)) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			defer func() {
-				if message := fmt.Sprint(recover()); !strings.Contains(message, "do not fit together") {
-					t.Errorf("panic %q", message)
-				}
-			}()
-			call()
-		})
+		refuses(t, name, "do not fit together", call)
 	}
 	settle(t, c)
 	for _, bad := range []int32{experts, -1} {

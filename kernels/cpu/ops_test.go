@@ -46,6 +46,18 @@ func settle(t testing.TB, c *Kernels) {
 	}
 }
 
+// refuses runs a call that must panic with a message that contains a part.
+func refuses(t *testing.T, name, part string, call func()) {
+	t.Run(name, func(t *testing.T) {
+		defer func() {
+			if message := fmt.Sprint(recover()); !strings.Contains(message, part) {
+				t.Errorf("panic %q", message)
+			}
+		}()
+		call()
+	})
+}
+
 func normal(rng *rand.Rand, shape ...int) tensor.View {
 	v := tensor.New(tensor.F32, shape...)
 	for i := range tensor.Data[float32](v) {

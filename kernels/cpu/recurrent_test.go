@@ -1,8 +1,6 @@
 package cpu
 
 import (
-	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/partition"
@@ -65,14 +63,7 @@ func TestRecurrentFaults(t *testing.T) {
 		"ddt":           back(a, none, half(heads), p),
 		"dg":            back(a, none, none, f(rows, heads, 1)),
 	} {
-		t.Run(name, func(t *testing.T) {
-			defer func() {
-				if message := fmt.Sprint(recover()); !strings.HasPrefix(message, "kernels: ") {
-					t.Errorf("panic %q", message)
-				}
-			}()
-			call()
-		})
+		refuses(t, name, "kernels: ", call)
 	}
 	settle(t, c)
 }

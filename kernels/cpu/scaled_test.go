@@ -1,8 +1,6 @@
 package cpu
 
 import (
-	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/cprun/cprun/kernels"
@@ -38,14 +36,7 @@ func TestScaledFaults(t *testing.T) {
 		"cols of addend":    func() { c.ScaledLinear(x, q(5, 16), q(32, 16), f(5, 16)) },
 		"type of addend":    func() { c.ScaledLinear(x, q(5, 16), q(32, 16), tensor.New(tensor.BF16, 1, 5, 1, 32)) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			defer func() {
-				if message := fmt.Sprint(recover()); !strings.HasPrefix(message, "kernels: ") {
-					t.Errorf("panic %q", message)
-				}
-			}()
-			call()
-		})
+		refuses(t, name, "kernels: ", call)
 	}
 	settle(t, c)
 }

@@ -33,6 +33,9 @@ var BuiltFlash = backends.V(1, 0, 0)
 // CPU returns a machine without a GPU.
 func CPU() Machine { return Machine{} }
 
+// MultipliesE4M3 reports whether products in E4M3 with a factor for each row run: cuBLASLt has them for sm90 alone.
+func (m Machine) MultipliesE4M3() bool { return m.IsCPU() || m.Arch == 90 }
+
 // IsCPU reports whether the ranks share the cores of a CPU.
 func (m Machine) IsCPU() bool { return m.Arch == 0 }
 

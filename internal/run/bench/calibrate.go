@@ -297,7 +297,7 @@ func (c *calibration) products() (list []operation) {
 			for _, out := range c.spec.Sides {
 				list = append(list, s.linear("linear", n, in, out), s.linearDX("linear dx", n, in, out),
 					s.linearDW("linear dw", n, in, out))
-				if arch := c.Device.Machine.Arch; arch == 0 || arch >= 89 { // Ada has E4M3, Ampere has not
+				if c.Device.Machine.MultipliesE4M3() {
 					list = append(list, s.scaledLinear("scaled linear", n, in, out))
 				}
 			}
