@@ -8,11 +8,17 @@ Each rank holds the head and tail chunk of one sequence of random tokens. The sh
 little memory as FSDP2 and offloaded inputs of recomputed blocks need:
 
     torchrun --nproc-per-node 2 scripts/peer/train.py --seq 512K --model llama-3.1-8b --offload --reshard
+
+Linears of blocks in bfloat16 and, by turns on the same weights, in FP8 by a recipe of torchao 0.17:
+
+    python3 scripts/peer/train.py --seq 16K --fp8 rowwise
 """
 import argparse
+import dataclasses
 import math
 import mmap
 import os
+import statistics
 
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -41,6 +47,7 @@ p.add_argument("--offload", action="store_true", help="recompute whole blocks; t
 p.add_argument("--reshard", action="store_true", help="free a block's weights after its forward pass")
 p.add_argument("--warmup", type=int, default=2, help="0: only one block warms up, for steps of minutes")
 p.add_argument("--steps", type=int, default=4)
+p.add_argument("--fp8", default="", help="also measure linears in FP8 by this recipe; --json has these")
 p.add_argument("--json", default="")
 a = p.parse_args()
 if a.model:
@@ -200,8 +207,22 @@ class Model(nn.Module):
         return Loss.apply(self.norm(x)[0], self.head, targets[0], scale)
 
 
+def scaled(blocks):
+    """Converts the linears of blocks so that scaled.on selects FP8 or bfloat16 for the same weights."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig.from_recipe_name(a.fp8)
+    convert_to_float8_training(blocks, config=dataclasses.replace(config, emulate=not common.CUDA))
+    kind = type(blocks[0].q)
+    convert = kind.forward
+    kind.forward = lambda self, x: convert(self, x) if scaled.on else F.linear(x, self.weight)
+
+
+scaled.on = False
 with torch.device("meta"):
     model = Model()
+if a.fp8:
+    scaled(model.blocks)
 policy = MixedPrecisionPolicy(param_dtype=bf16 if common.CUDA else torch.float32, reduce_dtype=torch.float32)
 for b in model.blocks:
     b.compile()
@@ -233,35 +254,43 @@ def step():
 
 
 def run():
+    """Returns the median seconds of a step in bfloat16 and, with --fp8, in FP8: two rounds of each, by turns."""
+    times = {False: [], True: []} if a.fp8 else {False: []}
     with common.backend(), common.ring(mesh, a.rotate):
         if a.warmup == 0:
             model.depth = 1
             step()
             model.depth = a.layers
-        return common.measure(step, a.warmup, a.steps)
+        for _ in range(2 if a.fp8 else 1):
+            for on in times:
+                scaled.on = on
+                times[on].append(common.measure(step, a.warmup, a.steps))
+    return {on: statistics.median(t) for on, t in times.items()}
 
 
 try:
-    seconds = run()
+    times = run()
 except (RuntimeError, NotImplementedError, AssertionError, ValueError) as e:
     if rank == 0:
         print(f"grouped heads: {type(e).__name__}: {str(e)[:300]}; repeating K and V", flush=True)
     attend.grouped = False
     optimizer.zero_grad(set_to_none=True)
-    seconds = run()
+    times = run()
 
 weights = a.vocab * a.hidden + a.layers * (2 * a.hidden * a.hidden + 2 * a.hidden * a.kv_heads * dim + 3 * a.hidden * a.intermediate)
 flops = 6 * weights * seq + 12 * a.layers * a.hidden * seq * (seq + 1) / 2
 peak = torch.cuda.max_memory_allocated() if common.CUDA else 0
-result = {
-    "peer": "train", "seq": seq, "ranks": ranks, "rotate": a.rotate, "grouped": attend.grouped, "recompute": a.recompute or a.offload,
-    "model": a.model, "offload": a.offload, "reshard": a.reshard,
-    "step_seconds": seconds, "tokens_per_second_per_device": tokens / seconds, "tflops_per_device": flops / ranks / seconds / 1e12,
-    "memory_bytes": common.slowest(peak), "loss": step.loss.item(),
-}
-if rank == 0:
-    print(f"torch S={seq}: step {seconds:.3f} s, {tokens / seconds:.0f} tokens/s and {result['tflops_per_device']:.1f} TFLOP/s per GPU, "
-          f"{result['memory_bytes'] / 2**30:.1f} GiB, loss {result['loss']:.3f}", flush=True)
+for on, seconds in times.items():
+    result = {
+        "peer": "train", "seq": seq, "ranks": ranks, "rotate": a.rotate, "grouped": attend.grouped, "recompute": a.recompute or a.offload,
+        "model": a.model, "linears": "fp8" if on else "bf16", "offload": a.offload, "reshard": a.reshard,
+        "step_seconds": seconds, "tokens_per_second_per_device": tokens / seconds, "tflops_per_device": flops / ranks / seconds / 1e12,
+        "memory_bytes": common.slowest(peak), "loss": step.loss.item(),
+    }
+    if rank == 0:
+        print(f"torch{' fp8' if on else ''} S={seq}: step {seconds:.3f} s, {tokens / seconds:.0f} tokens/s and "
+              f"{result['tflops_per_device']:.1f} TFLOP/s per GPU, "
+              f"{result['memory_bytes'] / 2**30:.1f} GiB, loss {result['loss']:.3f}", flush=True)
 common.report(a.json, result)
 common.finish()
 assert math.isfinite(result["loss"])
