@@ -36,8 +36,8 @@ var Shipped = sync.OnceValues(func() (all []*Table, err error) {
 	return all, nil
 })
 
-// Path returns the file of the user's own table of a machine, as measured by one version of cprun.
-func Path(program string, m Machine) (string, error) {
+// Path returns the file of the user's own table of a machine. It holds for every build that reads its format.
+func Path(m Machine) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", err
@@ -46,7 +46,8 @@ func Path(program string, m Machine) (string, error) {
 	if m.Arch != 0 {
 		count = m.Count
 	}
-	return filepath.Join(cache, "cprun", "cost", clean(program), clean(fmt.Sprintf("%s-%d", m.Device, count))+".json"), nil
+	return filepath.Join(cache, "cprun", "cost", fmt.Sprintf("v%d", Version),
+		clean(fmt.Sprintf("%s-%d", m.Device, count))+".json"), nil
 }
 
 func clean(s string) string {
@@ -62,10 +63,10 @@ func clean(s string) string {
 	return strings.TrimLeft(s[:min(len(s), 100)], ".")
 }
 
-// Own returns the table that the user has measured on a machine with a version of cprun; nil: there is none. The
+// Own returns the table that the user has measured on a machine; nil: there is none. The
 // table of as many GPUs is best; one of one GPU will do if it knows of links.
-func Own(program string, m Machine) (*Table, error) {
-	path, err := Path(program, m)
+func Own(m Machine) (*Table, error) {
+	path, err := Path(m)
 	if err != nil {
 		return nil, nil // a user without a home has no tables
 	}
@@ -77,7 +78,7 @@ func Own(program string, m Machine) (*Table, error) {
 	if errors.Is(err, fs.ErrNotExist) && m.Arch != 0 && m.Count != 1 {
 		one := m
 		one.Count = 1
-		if t, err = Own(program, one); t != nil && len(t.Sets[0].Links) == 0 {
+		if t, err = Own(one); t != nil && len(t.Sets[0].Links) == 0 {
 			t = nil // of one GPU, which says nothing of the links between several
 		}
 		return t, err
@@ -93,7 +94,7 @@ func Own(program string, m Machine) (*Table, error) {
 
 // Keep stores a table where Own finds it, and returns the path.
 func (t *Table) Keep() (string, error) {
-	path, err := Path(t.Program, t.Machine)
+	path, err := Path(t.Machine)
 	if err != nil {
 		return "", err
 	}

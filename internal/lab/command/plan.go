@@ -221,7 +221,7 @@ func (o *Options) costs(m machine.Machine) plan.Costs {
 func (o *Options) table(m machine.Machine) plan.Costs {
 	of, c := costMachine(m), plan.Costs{Cores: coresOf(m)}
 	var err error
-	if c.Table, err = cost.Own(o.Version, of); c.Table != nil {
+	if c.Table, err = cost.Own(of); c.Table != nil {
 		c.Exact = true
 	} else if err == nil {
 		c.Table, c.Exact, err = cost.Reference(of)
