@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"os"
 	"strings"
 
@@ -30,7 +31,7 @@ sequence over them, and overlaps the ring's transfers with the attention kernels
 			if len(args) == 0 {
 				return usagef("the config is missing: cprun [flags] train.yaml")
 			}
-			if err := knownConfig(c, args[0]); err != nil || len(args) == 1 {
+			if err := cmp.Or(strayKey(args), knownConfig(c, args[0])); err != nil || len(args) == 1 {
 				return err
 			}
 			return usagef("cprun takes one config, got %q", args)
@@ -65,9 +66,9 @@ sequence over them, and overlaps the ring's transfers with the attention kernels
 	root.Flags().BoolVar(&o.DryRun, "dry-run", false, "check the input and print what would run; start nothing")
 	root.Flags().BoolVar(&o.NoSave, "no-checkpoint", false, "write no checkpoint, as for measurements")
 	root.Flags().MarkHidden("no-checkpoint")
-	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), scaleCommand(), exportCommand(), evalCommand(),
-		verifyCommand(), generateCommand(), tokenizeCommand(), reportCommand(), topCommand(), doctorCommand(),
-		versionCommand(), workerCommand())
+	root.AddCommand(planCommand(), initCommand(), configCommand(), attentionCommand(), benchCommand(), scaleCommand(),
+		exportCommand(), evalCommand(), verifyCommand(), generateCommand(), tokenizeCommand(), reportCommand(),
+		topCommand(), doctorCommand(), versionCommand(), workerCommand())
 	completes(root)
 	return root
 }
@@ -107,14 +108,22 @@ func planCommand() *cobra.Command {
 		Example: "  cprun plan examples/opticks.yaml --nproc 8\n" +
 			"  cprun plan examples/opticks.yaml --nproc 4 --set data.seq_len=128K --json\n" +
 			"  cprun plan examples/opticks.yaml --assume gpu=h200,cudnn=9.19.0,gpus=8,hosts=16,net=50G\n" +
-			"  cprun plan examples/opticks.yaml --assume gpu=h100,gpus=8 --longest",
-		Args: oneArg("a config"),
+			"  cprun plan examples/opticks.yaml --assume gpu=h100,gpus=8 --longest\n" +
+			"  cprun plan --model Qwen/Qwen3-8B --seq-len 1M --assume gpu=h200,gpus=8",
+		Args: func(c *cobra.Command, args []string) error {
+			if o.Model != "" && len(args) == 0 {
+				return nil
+			}
+			return oneArg("a config")(c, args)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
-			return finish(command.Plan(args[0], o))
+			return finish(command.Plan(strings.Join(args, ""), o))
 		},
 	}
 	deviceFlags(c.Flags(), &o.Options)
 	c.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
+	c.Flags().StringVar(&o.Model, "model", "", "plan for a Hugging Face `directory` or Hub id; its config.json is enough")
+	c.Flags().StringVar(&o.SeqLen, "seq-len", "", "`tokens` of a sample, in place of data.seq_len")
 	c.Flags().StringArrayVar(&o.Assume, "assume", nil, machine.AssumeHelp)
 	c.Flags().BoolVar(&o.Longest, "longest", false, "plan for the longest sequence that fits (in steps of 1K tokens)")
 	c.Flags().BoolVar(&o.JSON, "json", false, "print one JSON object")
@@ -282,7 +291,7 @@ func oneArg(what string) cobra.PositionalArgs {
 			if len(args) == 0 {
 				return usagef("%s is missing: %s", what, c.UseLine())
 			}
-			return usagef("%s takes one argument, %s, got %q", c.CommandPath(), what, args)
+			return cmp.Or(strayKey(args), usagef("%s takes one argument, %s, got %q", c.CommandPath(), what, args))
 		}
 		return nil
 	}

@@ -69,7 +69,7 @@ func run(args []string) int {
 	root := rootCommand()
 	root.SetOut(stdout)
 	root.SetArgs(args)
-	c, err := root, command.UseInstructions()
+	c, err := root, command.UseEnvironment()
 	if err == nil {
 		c, err = root.ExecuteContextC(context.Background())
 	}

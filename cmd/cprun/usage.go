@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -18,6 +19,16 @@ import (
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
+
+// strayKey refuses a key=value among the arguments.
+func strayKey(args []string) error {
+	for _, arg := range args {
+		if key, _, ok := strings.Cut(arg, "="); ok && slices.Contains(config.Completions(key), key+"=") {
+			return usagef("%q is no argument; to override the key, write --set %s", arg, arg)
+		}
+	}
+	return nil
+}
 
 // knownConfig distinguishes a mistyped command from a missing config.
 func knownConfig(c *cobra.Command, arg string) error {
@@ -77,6 +88,8 @@ func helpCommand() *cobra.Command {
 	}
 }
 
+var flagName = regexp.MustCompile(`--[a-z-]+`)
+
 // flagError suggests the flag that the user probably meant.
 func flagError(c *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
@@ -86,6 +99,12 @@ func flagError(c *cobra.Command, err error) error {
 	var names []string
 	c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	given := cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName())
+	advice := config.FlagAdvice(given)
+	named := flagName.FindString(advice)
+	if own := slices.Contains(names, strings.ReplaceAll(given, "_", "-")); !own && advice != "" &&
+		(named == "" || slices.Contains(names, named[2:])) {
+		return usagef("%w; %s", err, advice)
+	}
 	meant := config.Nearest(given, names)
 	if i := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, given) }); meant == "" &&
 		i >= 0 && len(given) > 1 {

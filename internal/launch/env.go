@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -38,6 +39,8 @@ const (
 	envNCCLFamily     = "NCCL_SOCKET_FAMILY"
 	envQueues         = "CUDA_DEVICE_MAX_CONNECTIONS"
 	envCacheDir       = "XDG_CACHE_HOME"
+	envHubCache       = "HF_HUB_CACHE"
+	envHubHome        = "HF_HOME"
 	envTied           = "CPRUN_TIED"
 	envSlurmCPUs      = "SLURM_CPUS_ON_NODE"
 )
@@ -101,6 +104,8 @@ func Environment() []Variable {
 		{Name: envDebugLevel, changes: true, Meaning: "with NVTE_DEBUG=1: least detail about the choice of a backend, as " +
 			"attention.debug 0, 1 or 2"},
 		{Name: envCacheDir, Meaning: "folder of cprun/kernels with compiled GPU kernels; default ~/.cache"},
+		{Name: envHubCache, Meaning: "cache in which a Hub id is looked up; default: hub in HF_HOME"},
+		{Name: envHubHome, Meaning: "default: huggingface in XDG_CACHE_HOME or ~/.cache"},
 		{Name: EnvKeyFile, Meaning: "file with the secret of a job of several nodes; no other user may read it; " +
 			"default: .key in the run directory"},
 		{Name: envSlurmCPUs, Meaning: "cores of Slurm's step on this node, for a warning if its ranks share them"},
@@ -241,6 +246,14 @@ func attentionEnv(lookup func(string) (string, bool)) (e AttentionEnv, err error
 		e.Debug = 2
 	}
 	return e, errors.Join(faults...)
+}
+
+// HubCache returns the cache of huggingface_hub.
+func HubCache() string {
+	home, _ := os.UserHomeDir()
+	cache := cmp.Or(os.Getenv(envCacheDir), filepath.Join(home, ".cache"))
+	return cmp.Or(os.Getenv(envHubCache), filepath.Join(cmp.Or(os.Getenv(envHubHome),
+		filepath.Join(cache, "huggingface")), "hub"))
 }
 
 // Honoured returns one line with the set variables that affect a run, or "".

@@ -29,8 +29,13 @@ type Estimate struct {
 	TokensPerSecond float64 `json:"tokens_per_second,omitempty"`
 	TFLOPsPerDevice float64 `json:"tflops_per_device,omitempty"`
 	MFU             float64 `json:"mfu,omitempty"` // 0: the device's peak is not known
-	Parts           *Parts  `json:"parts,omitempty"`
-	Waits           *Waits  `json:"weight_waits,omitempty"` // nil: at most waitShare of the step
+	// RunSeconds are those of all Steps, and DeviceHours their product with the GPUs; without validations and saves. They
+	// are 0 while the data that the steps follow from is not counted.
+	Steps       int     `json:"steps,omitempty"`
+	RunSeconds  float64 `json:"run_seconds,omitempty"`
+	DeviceHours float64 `json:"device_hours,omitempty"`
+	Parts       *Parts  `json:"parts,omitempty"`
+	Waits       *Waits  `json:"weight_waits,omitempty"` // nil: at most waitShare of the step
 	// Table is the machine of the cost table, and Source the origin of its figures. Scaled says that they were derived
 	// from another machine's.
 	Table  string `json:"table,omitempty"`
@@ -108,6 +113,10 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options, d *demand) err
 		t := o.Costs.Table
 		e.Parts, e.SecondsPerStep = parts, parts.total()
 		e.TokensPerSecond = float64(e.TokensPerStep) / e.SecondsPerStep
+		e.Steps, e.RunSeconds = cfg.Train.Steps, float64(cfg.Train.Steps)*e.SecondsPerStep
+		if !o.Machine.IsCPU() {
+			e.DeviceHours = e.RunSeconds * float64(ranks) / 3600
+		}
 		e.TFLOPsPerDevice = e.FLOPsPerStep / e.SecondsPerStep / float64(ranks) / 1e12
 		if peak := o.Machine.Peak(); peak > 0 && backend.DType(cfg) != tensor.F32 {
 			e.MFU = 1e12 * e.TFLOPsPerDevice / peak

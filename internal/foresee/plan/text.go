@@ -20,8 +20,8 @@ func print(w io.Writer, columns int, b *strings.Builder) error {
 	return err
 }
 
-// verdict returns one sentence: whether the run fits, and its step time.
-func (p *Plan) verdict() string {
+// Verdict returns one sentence: whether the run fits, and its step time.
+func (p *Plan) Verdict() string {
 	m, e := &p.Memory, &p.Estimate
 	text := m.Verdict()
 	if text == "" {
@@ -32,8 +32,15 @@ func (p *Plan) verdict() string {
 		return text + "; no estimate of the step time, since this machine has no cost table: cprun bench calibrate " +
 			"makes one"
 	}
-	return text + fmt.Sprintf("; about %s a step, %s tokens/s", readable.Seconds(e.SecondsPerStep),
+	text += fmt.Sprintf("; about %s a step, %s tokens/s", readable.Seconds(e.SecondsPerStep),
 		readable.Short(e.TokensPerSecond))
+	if e.Steps > 0 {
+		text += fmt.Sprintf("; %s: %s", readable.Counted(e.Steps, "step"), readable.Seconds(e.RunSeconds))
+	}
+	if e.DeviceHours >= 0.01 {
+		text += fmt.Sprintf(", %s GPU-hours", readable.Number(e.DeviceHours))
+	}
+	return text
 }
 
 // Summary prints whether the run fits and its step time, then the choices, the memory and the time in less than 40
@@ -42,9 +49,12 @@ func (p *Plan) Summary(w io.Writer, columns int, data []string) error {
 	var b strings.Builder
 	m, e, pt := &p.Memory, &p.Estimate, &p.Partition
 	if len(p.Refused) > 0 {
-		b.WriteString("cannot run as it is: the last lines say why\n")
+		b.WriteString("cannot run as it is:\n")
 	}
-	b.WriteString(terminal.Wrap(p.verdict()+"\n", columns, 2) + "\n")
+	for _, why := range p.Refused {
+		b.WriteString(terminal.Wrap("  "+terminal.Text(why)+"\n", columns, 4))
+	}
+	b.WriteString(terminal.Wrap(p.Verdict()+"\n", columns, 2) + "\n")
 	if e.Parts != nil {
 		fmt.Fprintf(&b, "speed       %s a device", FLOPs(e.TFLOPsPerDevice))
 		if e.MFU > 0 {
@@ -212,9 +222,9 @@ func (e *Estimate) times(b *strings.Builder) {
 // FLOPs writes a rate, given in 1e12 a second.
 func FLOPs(t float64) string {
 	if t < 0.5 {
-		return fmt.Sprintf("%.3g GFLOP/s", 1e3*t)
+		return readable.Number(1e3*t) + " GFLOP/s"
 	}
-	return fmt.Sprintf("%.3g TFLOP/s", t)
+	return readable.Number(t) + " TFLOP/s"
 }
 
 // row marks the columns in which the rank holds any of n positions. Position x is in column x*columns/n.

@@ -18,6 +18,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/planner"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/kernels/cpu"
@@ -221,8 +222,10 @@ func payload(v any) []byte {
 	return b
 }
 
-// UseInstructions selects the instruction set of the CPU kernels from the environment. An error is an InputError.
-func UseInstructions() error {
+// UseEnvironment takes the cache of models and the instruction set of the CPU kernels from the environment. An error is
+// an InputError.
+func UseEnvironment() error {
+	hf.Hub = launch.HubCache()
 	if err := cpu.Use(launch.Getenv(launch.EnvCPU)); err != nil {
 		return inputf("%s: %w; unset it for the best that this machine has", launch.EnvCPU, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/internal/run/train"
 )
@@ -213,8 +214,12 @@ func (o *EvalOptions) base(
 	ctx context.Context, path string, e *evaluation, task *job.Train, notes *[]string,
 ) (name, text string, set []string, err error) {
 	name, text = path, "{}"
-	if isModel(path, o.Step) {
-		set = []string{"model.from=" + path}
+	model, err := modelOf(path, o.Step)
+	if err != nil {
+		return "", "", nil, err
+	}
+	if model != "" {
+		set = []string{"model.from=" + model}
 	} else {
 		c, skipped, err := ofStep(ctx, path, o.Step, orModel)
 		if err != nil {
@@ -240,11 +245,20 @@ func (o *EvalOptions) base(
 	return name, text, set, nil
 }
 
-// isModel reports whether a path is a Hugging Face directory. With a step it names a run.
-func isModel(path string, step int64) bool {
-	_, err := os.Stat(filepath.Join(path, "config.json"))
-	_, adapter := os.Stat(filepath.Join(path, "adapter_config.json")) // to refuse an adapter by name
-	return (err == nil || adapter == nil) && step == 0
+// modelOf returns the Hugging Face directory of a path or a Hub id; "": it names a run, as any does with a step.
+func modelOf(path string, step int64) (dir string, err error) {
+	if step != 0 {
+		return "", nil
+	}
+	for _, name := range []string{"config.json", "adapter_config.json"} { // to refuse an adapter by name
+		if _, err := os.Stat(filepath.Join(path, name)); err == nil {
+			return path, nil
+		}
+	}
+	if dir, err = hf.Locate(path); err != nil {
+		err = inputf("%s: %w", terminal.Name(path), err)
+	}
+	return dir, err
 }
 
 // orModel names the paths of a command that also reads a Hugging Face directory.

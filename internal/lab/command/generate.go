@@ -278,13 +278,15 @@ type source struct {
 
 // openSource opens the checkpoint of a run, or a Hugging Face directory, and checks its metadata.
 func openSource(ctx context.Context, path string, o *GenerateOptions) (w *source, err error) {
-	if isModel(path, o.Step) {
-		if len(o.Set) > 0 {
-			return nil, inputf("--set: %s is no run; remove the flag", terminal.Name(path))
-		}
-		w, err = sourceOfModel(path)
-	} else {
+	model, err := modelOf(path, o.Step)
+	switch {
+	case err != nil:
+	case model == "":
 		w, err = sourceOfRun(ctx, path, o)
+	case len(o.Set) > 0:
+		err = inputf("--set: %s is no run; remove the flag", terminal.Name(path))
+	default:
+		w, err = sourceOfModel(model)
 	}
 	if err != nil {
 		return nil, err

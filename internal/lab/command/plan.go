@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -24,6 +25,8 @@ import (
 type PlanOptions struct {
 	Options
 	Set    []string
+	Model  string   // a Hugging Face directory or Hub id, in place of model.from; then the config may be ""
+	SeqLen string   // in place of data.seq_len
 	Assume []string // properties of another machine to plan for
 	JSON   bool
 	// Verbose also prints the config, the partition, the hops and the other backends.
@@ -31,8 +34,14 @@ type PlanOptions struct {
 	Longest bool // plans for the longest sequence that fits
 }
 
-// Plan prints the plan of a config, on this machine or an assumed one.
+// Plan prints the plan of a config, on this machine or an assumed one. The path "" is a config of defaults.
 func Plan(path string, o PlanOptions) (int, error) {
+	if o.Model != "" {
+		o.Set = append(o.Set, "model.from="+o.Model)
+	}
+	if o.SeqLen != "" {
+		o.Set = append(o.Set, "data.seq_len="+o.SeqLen)
+	}
 	machine, ranks, err := o.where()
 	if err != nil {
 		return 0, err
@@ -59,7 +68,11 @@ func Plan(path string, o PlanOptions) (int, error) {
 		fmt.Fprintln(o.Stderr, terminal.Text(line))
 	}
 	opts := plan.Options{Machine: machine, Choice: choice.Choice, Costs: o.costs(machine), Chosen: d.Chosen}
-	found, refusal := o.refusal(path, ranks, machine)
+	var found *plan.Data
+	var refusal error
+	if path != "" {
+		found, refusal = o.refusal(path, ranks, machine)
+	}
 	if opts.Data = found; found != nil {
 		if err := cfg.ResolveEpochs(found.EpochSamples); err != nil {
 			return 0, &InputError{err}
@@ -77,7 +90,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 		p.Refused = append(p.Refused, lines(p.Memory.Check())...)
 	}
 	counts := dataLines(p.Data, cfg)
-	if found == nil && refusal == nil {
+	if found == nil && refusal == nil && path != "" {
 		counts = []string{"data: not counted yet; the first run encodes it"}
 	}
 	if err := o.write(path, cfg, p, counts); err != nil {
@@ -89,8 +102,10 @@ func Plan(path string, o PlanOptions) (int, error) {
 	if len(o.Assume) == 0 && refusal != nil { // as the run would end
 		return 0, &InputError{refusal}
 	}
-	for _, line := range p.Refused {
-		fmt.Fprintln(o.Stderr, "cannot run as it is: "+line)
+	if o.JSON {
+		for _, line := range p.Refused {
+			fmt.Fprintln(o.Stderr, "cannot run as it is: "+line)
+		}
 	}
 	return 0, nil
 }
@@ -181,10 +196,10 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan, count
 		return err
 	}
 	if !o.Verbose {
-		_, err := fmt.Fprintln(o.Stdout, "\nmore: --verbose (config, partition, hops, other backends)")
+		_, err := fmt.Fprintln(o.Stdout, "more: --verbose (config, partition, hops, other backends)")
 		return err
 	}
-	fmt.Fprintf(o.Stdout, "\nconfig      %s with its autos resolved\n", terminal.Name(path))
+	fmt.Fprintf(o.Stdout, "\nconfig      %s with its autos resolved\n", terminal.Name(cmp.Or(path, o.Model)))
 	for line := range strings.Lines(string(cfg.YAML())) {
 		fmt.Fprint(o.Stdout, "  ", line)
 	}

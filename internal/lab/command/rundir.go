@@ -20,6 +20,7 @@ import (
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/internal/text/data"
 )
 
 // prepare writes the plan and the config into the run directory. If an earlier start had another config, prepare keeps
@@ -147,7 +148,11 @@ func (o *TrainOptions) writes(dir string, cfg *config.Config) string {
 	if len(o.Args) == 0 || tokenizerOf(cfg) == "" {
 		return ""
 	}
-	return Shell([]string{o.Args[0], "generate", dir, "--prompt", "The"})
+	by := []string{"--prompt", "The"}
+	if slices.ContainsFunc(cfg.Data.Path, func(f config.File) bool { return f.Kind == data.FormatMessages }) {
+		by = []string{"--chat", "Hello"}
+	}
+	return Shell(append([]string{o.Args[0], "generate", dir}, by...))
 }
 
 // Resuming drops --resume never from a command line, so that it continues from the checkpoints.

@@ -293,15 +293,21 @@ func TestTable(t *testing.T) {
 	if got, want := len(fields), countFields(reflect.TypeFor[Config]()); got != want {
 		t.Errorf("%d keys for %d fields of Config", got, want)
 	}
-	for n, target := range byName(foreign) {
-		if keyAt[target] == nil {
-			t.Errorf("%s leads to %s, which is no key", n, target)
-		}
+	for n, target := range meanings {
 		if len(keysNamed[n]) > 0 {
 			t.Errorf("%s is a name of ours, %v", n, keysNamed[n])
 		}
-		if msg, meant := unknownKey("", n); !slices.Equal(meant, []string{target}) {
+		msg, meant := unknownKey("", n)
+		switch isKey := keyAt[target] != nil || isSection[target]; {
+		case isKey && !slices.Equal(meant, []string{target}) || !strings.Contains(msg, target):
 			t.Errorf("%s: %s, want %s", n, msg, target)
+		case !isKey && !strings.HasPrefix(target, "--") && len(strings.Fields(target)) < 4:
+			t.Errorf("%s leads to %s, which is no key", n, target)
+		}
+	}
+	for _, name := range foreignSections {
+		if isSection[name] {
+			t.Errorf("%s is a section of ours", name)
 		}
 	}
 	for from, to := range renames {

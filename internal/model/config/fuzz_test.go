@@ -43,6 +43,7 @@ func fuzzDisk() disk {
 		workDir:     func() (string, error) { return "/work", nil },
 		eos:         func(_, _ string) (hf.EOS, error) { return hf.EOS{ID: -1}, nil },
 		readAdapter: func(string) (*hf.LoRA, error) { return &hf.LoRA{R: 4, Alpha: 8}, nil },
+		locate:      func(string) (string, error) { return "", nil },
 		readConfig: func(dir string) (*hf.Config, error) {
 			c := *tree[dir]
 			return &c, nil

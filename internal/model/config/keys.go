@@ -90,7 +90,8 @@ var keys = append(modelKeys(), runKeys...)
 func modelKeys() (list []key) {
 	list = []key{
 		{path: "model.from", def: "null", word: "null",
-			doc: "Hugging Face directory with `config.json` and `*.safetensors`; null: random weights"},
+			doc: "Hugging Face directory with `config.json` and `*.safetensors`, or the Hub id of a model in the local " +
+				"cache (`hf download ID`), such as Qwen/Qwen3-8B; null: random weights"},
 		{path: "model.architecture", def: "llama", known: hf.Families,
 			doc: hf.About()},
 	}

@@ -28,8 +28,8 @@ type Options struct {
 	// only.
 	Decide func(c *Config, ranks, hosts int) error
 
-	// NoFiles allows missing data. It also allows a missing model.from if all model keys are given, as in the
-	// config.yaml of a run. It is for plans and exports on another machine.
+	// NoFiles allows missing data and tokenizers. It also allows a missing model.from if all model keys are given, as in
+	// the config.yaml of a run. It is for plans and exports on another machine.
 	NoFiles bool
 
 	// Known forbids to encode data for the token cache; Note is called when that begins, unless nil.
@@ -44,8 +44,11 @@ type Options struct {
 // config. The error is Errors: every fault, sorted by line.
 //
 // Relative paths in the file are relative to its directory if they exist there, else to the working directory; for
-// flags in the other order. In the result they are absolute.
+// flags in the other order. In the result they are absolute. The path "" is a file without keys.
 func Load(path string, opts Options) (*Config, error) {
+	if path == "" {
+		return load("defaults", []byte("{}"), opts, osDisk)
+	}
 	text, err := files.Read(path, MaxFile)
 	if errors.Is(err, files.ErrTooLong) {
 		err = fmt.Errorf("it is longer than %d bytes, the limit for a config", MaxFile)
@@ -153,7 +156,9 @@ func (l *loader) decodeKey(k *key) {
 			l.add(k.path, "missing; write it, or set model.from")
 			return
 		case k.def == "":
-			l.add(k.path, "missing; %s", dataWanted)
+			if !l.opts.NoFiles {
+				l.add(k.path, "missing; %s", dataWanted)
+			}
 			return
 		}
 	}
@@ -182,14 +187,19 @@ func (l *loader) decodeFrom() {
 	if l.decodeKey(k); l.cfg.Model.From == "" || !l.ok(k.path) {
 		return
 	}
-	dir, tried := l.find(l.cfg.Model.From, l.where.of(k.path).line == 0, l.disk.isDir)
+	given := l.cfg.Model.From
+	dir, tried, missing := l.findModel(given, l.where.of(k.path).line == 0, l.disk.isDir)
 	l.cfg.Model.From, l.now = dir, dir
 	if tried != "" && l.opts.NoFiles && l.modelGiven() {
 		return
 	}
+	if missing != nil {
+		l.add(k.path, "%s: %v", clipped(given), missing)
+		return
+	}
 	if tried != "" {
-		l.add(k.path, "no directory %s, and cprun downloads nothing; download the model first, or remove the key for "+
-			"random weights", tried)
+		l.add(k.path, "no directory %s; name a Hugging Face directory, or the Hub id of a model in the local cache, or "+
+			"remove the key for random weights", tried)
 		return
 	}
 	shape, err := l.disk.readConfig(dir)
@@ -368,7 +378,7 @@ func (l *loader) resolveTokenizer() {
 		return
 	}
 	given := *t
-	abs, tried := l.find(given, l.where.of(tokenizerKey).line == 0, func(path string) bool {
+	abs, tried, missing := l.findModel(given, l.where.of(tokenizerKey).line == 0, func(path string) bool {
 		return l.disk.isFile(path) || l.disk.isFile(filepath.Join(path, tokenizerFile))
 	})
 	if *t = abs; !l.disk.isFile(abs) && tried == "" {
@@ -376,6 +386,8 @@ func (l *loader) resolveTokenizer() {
 	}
 	switch {
 	case tried == "" || l.opts.NoFiles:
+	case missing != nil:
+		l.add(tokenizerKey, "%s: %v", clipped(given), missing)
 	case Nearest(given, []string{Bytes, "auto"}) != "":
 		l.add(tokenizerKey, "%s is not a choice; did you mean %s?", quoted(given),
 			Nearest(given, []string{Bytes, "auto"}))

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/model/hf"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata and docs/config.md from what the code does")
@@ -105,6 +107,12 @@ func testFiles(t *testing.T, pattern string, least int) []string {
 }
 
 func TestBad(t *testing.T) {
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	hf.Hub = filepath.Join(dir, "hub")
+	defer func() { hf.Hub = "" }()
 	for _, file := range testFiles(t, "*.bad.yaml", 60) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			c := readCase(t, file)

@@ -23,13 +23,14 @@ type disk struct {
 	kind          func(path, format string) (string, error)
 	workDir       func() (string, error)
 	readConfig    func(dir string) (*hf.Config, error)
+	locate        func(name string) (dir string, err error)
 	eos           func(tokenizer, model string) (hf.EOS, error)
 	readAdapter   func(dir string) (*hf.LoRA, error)
 }
 
 var osDisk = disk{
 	isDir: isDir, isFile: isFile, glob: files.Glob, kind: data.Kind, workDir: os.Getwd,
-	readConfig: hf.ReadConfig, eos: hf.FindEOS, readAdapter: hf.ReadAdapter,
+	readConfig: hf.ReadConfig, locate: hf.Locate, eos: hf.FindEOS, readAdapter: hf.ReadAdapter,
 }
 
 func isDir(path string) bool {
@@ -70,6 +71,17 @@ func (p paths) find(path string, flag bool, exists func(string) bool) (abs, trie
 		}
 	}
 	return abs, tried
+}
+
+// findModel works like find. It also takes the Hub id of a model in the local cache, and otherwise returns the error of
+// hf.Locate.
+func (p paths) findModel(name string, flag bool, exists func(string) bool) (abs, tried string, err error) {
+	if abs, tried = p.find(name, flag, exists); tried != "" {
+		if dir, bad := p.disk.locate(name); bad != nil || dir != "" && exists(dir) {
+			return cmp.Or(dir, abs), map[bool]string{true: tried}[bad != nil], bad
+		}
+	}
+	return abs, tried, nil
 }
 
 func (p paths) findHere(path string, flag bool, exists func(string) bool) (abs, tried string) {
@@ -232,7 +244,8 @@ func (l *loader) checkData() {
 				files = []string{source.Path}
 			}
 			kind := l.kindOf(path, files)
-			dataRules(l.cfg, l.faults, path, kind == "tokens", l.indexed(source.Path), kind == "text", l.fromRead)
+			dataRules(l.cfg, l.faults, path, kind == "tokens", l.indexed(source.Path), kind == "text",
+				l.fromRead && !l.opts.NoFiles)
 		}
 	}
 	recordRules(l.cfg, l.faults)

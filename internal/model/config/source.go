@@ -27,6 +27,7 @@ type source struct {
 	values       map[string]*yaml.Node
 	passOf       map[string]int
 	pass         int
+	listed       bool     // a fault has listed the sections
 	meant        []string // keys and sections that unknown names probably mean
 	deprecations *faults  // warnings about former names and keys, and the EOS
 	inFile       func(n *yaml.Node) position
@@ -190,7 +191,15 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 			s.addAt(at, section, "unknown")
 			return
 		}
+		if value.Kind == yaml.MappingNode && section == "" && slices.Contains(foreignSections, name) {
+			s.mapping(value, name) // its keys say more
+			return
+		}
 		msg, meant := unknownKey(section, name)
+		if strings.HasPrefix(msg, unknownSection) {
+			msg = msg[:map[bool]int{true: len(unknownSection), false: len(msg)}[s.listed]] // the sections once
+			s.listed = true
+		}
 		s.addAt(at, join(section, clipped(name)), "%s", msg)
 		s.meant = append(s.meant, meant...)
 		return

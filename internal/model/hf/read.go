@@ -41,6 +41,9 @@ func ReadConfig(dir string) (*Config, error) {
 				"in peft (merge_and_unload) and save_pretrained", d.Path)
 	}
 	raw, err := d.ReadJSON("config.json", maxConfig, maxConfigValues)
+	if err != nil && isGGUF(dir) {
+		return nil, fmt.Errorf("%s: %w", terminal.Name(dir), errGGUF)
+	}
 	if err != nil {
 		return nil, err
 	}
