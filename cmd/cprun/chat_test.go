@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strings"
 	"testing"
 )
 
@@ -20,6 +21,9 @@ train: {steps: 3}
 	}
 	_, said = must(t, "generate", dir, "--chat", "Hi", "--max-tokens", "2")
 	contains(t, "generate", said, "prompt: 9 tokens")
+	if out, _ := must(t, "eval", dir, "--data", chats+"/messages.parquet"); strings.Contains(out, "NaN") {
+		t.Errorf("positions without targets:\n%s", out)
+	}
 	for want, args := range map[string][]string{
 		"pass one of them":              {"generate", dir, "--chat", "a", "--prompt", "b"},
 		"need the tokenizer of a model": {"generate", dir, "--chat", "a", "--tokenizer", "bytes"},

@@ -185,7 +185,7 @@ func TestResumeOnAnotherNumberOfRanks(t *testing.T) {
 		t.Errorf("%d lines of metrics, want 6", n)
 	}
 	_, stderr := must(t, "--run-dir", dir, "--set", "train.steps=6", small(t, 4))
-	contains(t, "without steps left", stderr, "no steps were left")
+	contains(t, "without steps left", stderr, "no steps were left; to go on, raise train.steps")
 	// A checkpoint can also start a new run.
 	other, _ := trains(t, "--resume", dir, "--set", "train.steps=7", small(t, 4))
 	if got := metricsOf(t, other); len(got) != 1 || string(got[0]["step"]) != "7" {

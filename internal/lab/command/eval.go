@@ -279,6 +279,9 @@ func (o *EvalOptions) write(e *evaluation) error {
 	w := tabwriter.NewWriter(o.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "positions\ttokens\tloss\tperplexity\t")
 	for _, b := range e.Buckets {
+		if b.Targets == 0 {
+			continue
+		}
 		fmt.Fprintf(w, "%d to %d\t%s\t%.4f\t%.4g\t\n", b.From, b.To-1, readable.Count(b.Targets), float64(b.Loss),
 			math.Exp(float64(b.Loss)))
 	}

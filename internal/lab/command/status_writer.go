@@ -201,7 +201,7 @@ func (t *tracker) summary(res launch.Result) {
 		if t.steps > 0 {
 			line += fmt.Sprintf(": loss %.4f", float64(t.loss))
 		} else {
-			line += ": no steps were left"
+			line += ": no steps were left; to go on, raise train.steps or train.epochs"
 		}
 		if t.first != nil && t.last != nil {
 			line += fmt.Sprintf(", validation loss %.4f -> %.4f", float64(*t.first), float64(*t.last))

@@ -251,7 +251,7 @@ func (p *picture) speed() []Line {
 	}
 	all.add(true, "", readable.Rate(float64(m.TokensPerSecond)), Bold)
 	add("a device", m.TokensPerSecondPerDevice, "%.0f")
-	add("", m.TFLOPsPerDevice, "%.3g TFLOP/s")
+	add("", m.TFLOPsPerDevice, "%.4g TFLOP/s")
 	add("MFU", 100*m.MFU, "%.1f %%")
 	add("step", m.StepSeconds, "%.3g s")
 	if m.StepSeconds > 0 {
