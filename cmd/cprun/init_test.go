@@ -63,7 +63,8 @@ func TestInit(t *testing.T) {
 		"jsonl":    {absolute(t, texts+"chat/messages.jsonl"), "messages: 1 file, 8 documents", "holds 100 % of the"},
 		"parquet":  {absolute(t, texts+"chat/texts.parquet"), "completion: 1 file", "epochs: 2"},
 		"datasets": {absolute(t, texts+"rows/text-dataset"), "text: 2 files", "seq_len: 64"},
-		"short":    {absolute(t, "examples/data/opticks-paragraphs.jsonl"), "text: 1 file, 184 documents", "seq_len: 256"},
+		"short": {absolute(t, "examples/data/opticks-paragraphs.jsonl"), "text: 1 file, 184 documents", "seq_len: 256",
+			"global_batch_size: 8 "},
 	}
 	models, err := filepath.Glob("../../internal/model/testdata/families/*")
 	if err != nil || len(models) < 20 {
@@ -113,6 +114,33 @@ func TestInit(t *testing.T) {
 	}
 }
 
+// The length of samples follows the data: conversations fit, nearly all of them, and short documents are packed.
+func TestInitFollowsTheData(t *testing.T) {
+	t.Parallel()
+	model := worded(t, "../../internal/model/testdata/families/llama-bias")
+	write(t, model, "config.json", strings.Replace(content(t, model, "config.json"), `"max_position_embeddings": 256`,
+		`"max_position_embeddings": 16384`, 1))
+	chats := func(short, long int) (file string) {
+		for _, n := range []int{short, long} {
+			file += strings.Repeat(`{"messages": [{"role": "user", "content": "`+strings.Repeat("light ", map[bool]int{
+				true: 5000, false: 30}[n == long])+`"}, {"role": "assistant", "content": "rays"}]}`+"\n", n)
+		}
+		return write(t, t.TempDir(), "chats.jsonl", file)
+	}
+	texts := strings.Repeat(`{"text": "the colours of light"}`+"\n", 9000)
+	for want, file := range map[string]string{
+		"seq_len: 4K                 # tokens of a sample; holds 100 % of":             chats(30, 0),
+		"seq_len: 4K                 # tokens of a sample; holds 99.5 % of":            chats(199, 1),
+		"seq_len: 8K                 # tokens of a sample; holds 100 % of":             chats(10, 1),
+		"pack_documents: true        # attention stays inside a document, of 5 tokens": write(t, t.TempDir(), "a.jsonl", texts),
+	} {
+		out, _ := must(t, "init", model, file)
+		contains(t, want, out, want)
+		tidy(t, out)
+		must(t, "plan", write(t, t.TempDir(), "train.yaml", out))
+	}
+}
+
 // llama8B is the shape of Llama-3.1-8B.
 const llama8B = `{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 131072,
 "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rope_theta": 500000.0, "vocab_size": 128256,
@@ -140,6 +168,16 @@ func TestInitFollowsTheMachine(t *testing.T) {
 		planned, _ := must(t, "plan", file, "--assume", "gpu="+strings.TrimPrefix(assume, "gpu="))
 		contains(t, assume, planned, "\nfits: ", "no file data.jsonl")
 	}
+	experts := t.TempDir()
+	write(t, experts, "config.json", `{"model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768,
+		"intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 2,
+		"num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 1024, "max_position_embeddings": 4096}`)
+	for assume, balanced := range map[string]bool{"h100": true, "h100,memory=6G,ram=12G": false} {
+		out, _ := must(t, "init", experts, "--assume", assume)
+		if strings.Contains(out, "output_router_logits: true") != balanced || strings.Contains(out, "\nlora:") == balanced {
+			t.Errorf("experts on %s:\n%s", assume, out)
+		}
+	}
 	invalid(t, []string{"init", dir, "--assume", "h100,memory=4G"}, "does NOT fit")
 	invalid(t, []string{"init", dir, gettysburg(t)}, "no tokenizer.json")
 	invalid(t, []string{"init", "nosuch"}, "cprun: model.from: no directory nosuch")
@@ -163,6 +201,9 @@ func TestAPlanNeedsOnlyAModel(t *testing.T) {
 	assume := []string{"--assume", "gpu=h200,gpus=8"}
 	out, _ := must(t, append([]string{"plan", "--model", dir, "--seq-len", "1M"}, assume...)...)
 	contains(t, "the plan", out, "fits: ", "100 steps: ", " GPU-hours", "1,048,576 tokens a sample")
+	if strings.Contains(out, "counted") {
+		t.Errorf("data that nobody named:\n%s", out)
+	}
 	out, _ = must(t, append([]string{"plan", "--json", "--model", dir, "--seq-len", "128K", "--set", "train.steps=7"},
 		assume...)...)
 	var p struct {
@@ -216,6 +257,11 @@ func TestModelsByName(t *testing.T) {
 				t.Errorf("%v: %v\n%s", c.Args[1:], err, out)
 			}
 		}
+	}
+	c := process(t, "plan", "--model", "org/tiny", "--set", "data.tokenizer=org/tiny", small(t, 1))
+	c.Env = append(c.Env, "HF_HUB_CACHE="+hub)
+	if out, _ := c.CombinedOutput(); !strings.Contains(string(out), "no tokenizer org/tiny in") {
+		t.Errorf("a model without a tokenizer:\n%s", out)
 	}
 	gguf := write(t, t.TempDir(), "model.gguf", "GGUF")
 	for _, path := range []string{gguf, filepath.Dir(gguf)} {

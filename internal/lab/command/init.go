@@ -158,12 +158,9 @@ func (d *draft) choose() error {
 	if !fits {
 		return err
 	}
-	if c := d.counts; c != nil && c.Documents != nil && !d.chats() {
-		if d.mean = c.Tokens / max(1, *c.Documents); d.mean < int64(length)/2 {
-			d.set = append(d.set, "data.pack_documents=true")
-		} else {
-			d.mean = 0
-		}
+	if c := d.counts; c != nil && c.Documents != nil && !d.chats() && c.Tokens < *c.Documents*int64(length)/2 {
+		d.mean = c.Tokens / *c.Documents
+		d.set = append(d.set, "data.pack_documents=true")
 	}
 	if err := d.count(length); err != nil {
 		return err

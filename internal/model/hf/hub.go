@@ -46,15 +46,12 @@ func Locate(name string) (dir string, err error) {
 var errGGUF = errors.New("a model in GGUF, which is for inference; name the Hugging Face directory that it was made " +
 	"from, with config.json and *.safetensors")
 
-// isGGUF reports whether a path is a GGUF file, or a directory of such without a config.json.
+// isGGUF reports whether a path is a GGUF file, or a directory with one.
 func isGGUF(path string) bool {
 	gguf := func(name string) bool { return strings.EqualFold(filepath.Ext(name), ".gguf") }
 	list, err := os.ReadDir(path)
 	if err != nil {
 		return gguf(path)
 	}
-	has := func(is func(string) bool) bool {
-		return slices.ContainsFunc(list, func(e os.DirEntry) bool { return is(e.Name()) })
-	}
-	return has(gguf) && !has(func(name string) bool { return name == "config.json" })
+	return slices.ContainsFunc(list, func(e os.DirEntry) bool { return gguf(e.Name()) })
 }
