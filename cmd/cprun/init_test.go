@@ -153,7 +153,7 @@ func TestInitFollowsTheMachine(t *testing.T) {
 	write(t, dir, "config.json", llama8B)
 	for assume, want := range map[string][]string{
 		"h200": {"llama, 8.03B parameters", "\n# lora: {r: 16} ", "seq_len: 32K ", "{lr: 1.0e-5}", "GPU",
-			"plan train.yaml --assume gpu=h200", "epochs: 1"},
+			"plan train.yaml --assume h200", "epochs: 1"},
 		"gpu=h100,memory=24G,ram=64G": {"llama, 8.03B parameters", "\nlora: {r: 16} ", "full training lacks", "{lr: 2.0e-4}"},
 		"h200,gpus=8,hosts=2":         {"\n#   srun ", "--nproc 8\n"},
 		"h100,memory=18G,ram=20G":     {"\nlora: {r: 16} ", "twice as many do not fit"},

@@ -65,9 +65,6 @@ type draft struct {
 func Init(model, path string, o InitOptions) (int, error) {
 	p := PlanOptions{Options: o.Options}
 	if o.Assume != "" {
-		if card, _, _ := strings.Cut(o.Assume, ","); !strings.Contains(card, "=") {
-			o.Assume = "gpu=" + o.Assume
-		}
 		if o.NProc != "auto" {
 			o.Assume += ",gpus=" + o.NProc
 		}

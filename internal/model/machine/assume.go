@@ -52,7 +52,7 @@ func count(field func(*Machine) *int) func(*Machine, string) error {
 }
 
 // AssumeHelp is the help text of --assume.
-const AssumeHelp = "plan for another machine, `k=v,...` of gpu=h200 (or arch=sm90), cudnn=9.1.0, flash=built, " +
+const AssumeHelp = "plan for another machine, `k=v,...` of gpu=h200 (or h200, or arch=sm90), cudnn=9.1.0, flash=built, " +
 	"gpus=8, hosts=16, memory=80G, link=450G, net=50G, ram=2T (repeatable)"
 
 // AssumeError is a fault of the --assume flag Arg; Msg describes it.
@@ -60,7 +60,7 @@ type AssumeError struct{ Arg, Msg string }
 
 func (e *AssumeError) Error() string { return fmt.Sprintf("--assume %.200q: %s", e.Arg, e.Msg) }
 
-// Assume returns the machine for a list of --assume flags, each "key=value,...". By default a GPU has no cuDNN, and has
+// Assume returns the machine for a list of --assume flags, each "key=value,...", or of a card its name alone. By default a GPU has no cuDNN, and has
 // flash kernels, which are compiled on the machine itself. The error joins an AssumeError for each fault.
 func Assume(args []string) (Machine, error) {
 	m := Machine{Assumed: len(args) > 0}
@@ -68,6 +68,9 @@ func Assume(args []string) (Machine, error) {
 	var order []string
 	for _, arg := range args {
 		for _, pair := range strings.Split(arg, ",") {
+			if pair != "" && lookup(pair) == nil && !strings.Contains(pair, "=") {
+				pair = "gpu=" + pair
+			}
 			if err := m.assume(pair, given); err != nil {
 				faults = append(faults, err)
 				continue

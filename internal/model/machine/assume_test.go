@@ -24,7 +24,7 @@ func TestAssume(t *testing.T) {
 		{[]string{"arch=cpu,memory=16G"}, Machine{Memory: 16 << 30, Assumed: true}},
 		{[]string{"arch=cpu,cudnn=none,flash=none"}, Machine{Assumed: true}},
 		{[]string{"gpus=4"}, Machine{GPUs: 4, Assumed: true}},
-		{[]string{"gpu=h200,gpus=8,hosts=16,net=50G"},
+		{[]string{"h200,gpus=8,hosts=16,net=50G"},
 			Machine{Name: "NVIDIA H200", Arch: 90, Flash: BuiltFlash, GPUs: 8, Hosts: 16, Memory: 139 << 30,
 				Link: 450e9, Net: 50 << 30, Assumed: true}},
 		{[]string{"memory=120G,gpu=H200,arch=90"}, Machine{Name: "NVIDIA H200", Arch: 90, Flash: BuiltFlash,
