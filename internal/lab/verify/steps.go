@@ -176,7 +176,7 @@ func (r *Report) compareGradients(cfg *config.Config, one, many *Side) (norms st
 	err = parallel(params, func(i int, p model.Param) error {
 		var parts [4][]part
 		for j := range parts {
-			parts[j] = []*Side{one, many}[j%2].of(train.GradientParts, i, 1+j/2)
+			parts[j] = []*Side{one, many}[j%2].of(train.GradientParts, p.Name, 1+j/2)
 		}
 		return eachPiece(p.Size(), parts[:], func(v [][]float32) {
 			for e := range v[0] {
@@ -238,12 +238,12 @@ func (r *Report) compareParameters(cfg *config.Config, norms stepNorms, one, man
 	moves, o := make([]moved, len(params)), train.Hyper(cfg)
 	err := parallel(params, func(i int, p model.Param) error {
 		m, sides := &moves[i], []*Side{one, many}
-		parts := [][]part{one.of(train.ParameterParts, i, 0), many.of(train.ParameterParts, i, 0),
-			one.of(train.ParameterParts, i, last), many.of(train.ParameterParts, i, last)}
+		parts := [][]part{one.of(train.ParameterParts, p.Name, 0), many.of(train.ParameterParts, p.Name, 0),
+			one.of(train.ParameterParts, p.Name, last), many.of(train.ParameterParts, p.Name, last)}
 		var rules [2][train.VerifiedSteps]rule
 		for k := range train.VerifiedSteps {
 			for s, side := range sides {
-				parts = append(parts, side.of(train.GradientParts, i, k+1))
+				parts = append(parts, side.of(train.GradientParts, p.Name, k+1))
 				rules[s][k] = newRule(&o, k, norms[s][k], len(p.Shape) > 1)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cprun/cprun/internal/base/safetensors"
@@ -170,19 +171,19 @@ func (s *Side) read(f *safetensors.File, steps int) (err error) {
 			info, _ := f.Info(name)
 			s.weights = append(s.weights, make([]byte, info.Bytes()))
 			err = f.ReadBytes(name, s.weights[len(s.weights)-1], 0)
-		default:
+		case train.KeyTensors:
 			var at [2]int
-			if _, err = fmt.Sscanf(place, "%d/%d", &at[0], &at[1]); err != nil {
-				break
-			}
-			if kind == train.KeyTensors {
+			if _, err = fmt.Sscanf(place, "%d/%d", &at[0], &at[1]); err == nil {
 				info, _ := f.Info(name)
 				s.keys[at] = make([]float32, info.Elements())
 				err = f.ReadFloat32(name, s.keys[at], 0)
-				break
 			}
-			of := train.Part(kind, at[0], 0)
-			s.parts[steps][of] = append(s.parts[steps][of], part{f, name, int64(at[1])})
+		default:
+			var lo int64
+			of, at, _ := strings.Cut(name, "//")
+			if lo, err = strconv.ParseInt(at, 10, 64); err == nil {
+				s.parts[steps][of] = append(s.parts[steps][of], part{f, name, lo})
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %s: %w", f.Name(), name, err)
@@ -192,8 +193,8 @@ func (s *Side) read(f *safetensors.File, steps int) (err error) {
 }
 
 // of returns the parts of a parameter after some steps.
-func (s *Side) of(kind string, parameter, steps int) []part {
-	return s.parts[steps][train.Part(kind, parameter, 0)]
+func (s *Side) of(kind, parameter string, steps int) []part {
+	return s.parts[steps][kind+"/"+parameter]
 }
 
 // integers reads a tensor.

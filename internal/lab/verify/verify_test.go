@@ -279,10 +279,10 @@ func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row,
 	edit func(name string, x float64) float64) *Side {
 	t.Helper()
 	var files [train.VerifiedSteps + 1][]safetensors.Entry
-	add := func(steps int, kind string, i int, values []float32) {
+	add := func(steps int, kind, of string, values []float32) {
 		for lo := 0; lo < len(values); lo += len(values)/2 + 1 { // in two parts
 			hi := min(len(values), lo+len(values)/2+1)
-			files[steps] = append(files[steps], safetensors.Floats(train.Part(kind, i, int64(lo)), safetensors.F32,
+			files[steps] = append(files[steps], safetensors.Floats(train.Part(kind, of, int64(lo)), safetensors.F32,
 				[]int{hi - lo}, values[lo:hi]))
 		}
 	}
@@ -313,10 +313,10 @@ func side(t *testing.T, cfg *config.Config, scale float32, batch [][]Row,
 			}
 			after[j] = float32(w.x)
 		}
-		add(0, train.ParameterParts, i, before)
-		add(1, train.GradientParts, i, grads)
-		add(2, train.GradientParts, i, grads)
-		add(2, train.ParameterParts, i, after)
+		add(0, train.ParameterParts, p.Name, before)
+		add(1, train.GradientParts, p.Name, grads)
+		add(2, train.GradientParts, p.Name, grads)
+		add(2, train.ParameterParts, p.Name, after)
 	}
 	v := train.Verified{Samples: []int64{0, 1, 2, 3}, All: 9}
 	dir, n := t.TempDir(), len(batch)/train.VerifiedSteps

@@ -71,9 +71,9 @@ func VerifiedFile(dir string, rank, steps int) string {
 	return filepath.Join(dir, fmt.Sprintf("rank-%04d-%d.safetensors", rank, steps))
 }
 
-// Part names the elements of a parameter's gradient or values from lo, given the parameter's number.
-func Part(kind string, parameter int, lo int64) string {
-	return fmt.Sprintf("%s/%d/%d", kind, parameter, lo)
+// Part names the elements of a parameter's gradient or values from lo.
+func Part(kind, parameter string, lo int64) string {
+	return fmt.Sprintf("%s/%s//%d", kind, parameter, lo)
 }
 
 // verifySteps runs the steps, and writes the files of this rank, the first one with some entries.
@@ -207,7 +207,7 @@ func (t *Trainer) parts(ctx context.Context, from *stage, kind string, flat View
 			continue
 		}
 		own := state.Part(s.Own(flat, bucket), int(lo-share.Lo), int(hi-share.Lo))
-		name, shape := Part(kind, i, lo-p.Offset), []int{own.Size()}
+		name, shape := Part(kind, p.Name, lo-p.Offset), []int{own.Size()}
 		entries = append(entries, safetensors.Entry{Name: name, DType: safetensors.F32, Shape: shape,
 			Data: func(w io.Writer) error {
 				return pieces(own, func(lo int, part View) error {
