@@ -9,6 +9,9 @@ import "github.com/cprun/cprun/tensor"
 type Scaled struct {
 	tensor.View             // uint8 [1, rows, 1, cols]
 	Factors     tensor.View // float32 [1, rows, 1, 1]
+	// Least, of the shape of Factors, makes a quantization raise each factor to it; it may be Factors itself. Ranks with
+	// parts of a row so agree on its factor. Zero: none.
+	Least tensor.View
 }
 
 const (

@@ -64,6 +64,14 @@ func TestEval(t *testing.T) {
 			t.Errorf("%v: the parts %+v do not add up to %v", c.args, e.Buckets, e.Loss)
 		}
 	}
+	// A base in E4M3 is evaluated so.
+	base, _ := trains(t, "--nproc", "1", "--set", fmt.Sprintf("data.validation={path: %s, every: 2, samples: 3}", text),
+		"--set", "precision.linears=fp8", "--set", "lora={r: 4, base: fp8}", "--set", "model.head_dim=16", small(t, 2))
+	steps := metricsOf(t, base)
+	trained := number(t, steps[len(steps)-1]["val_loss"])
+	if e := evaluate(t, base, "--nproc", "1", "--data", text, "--samples", "3"); !(math.Abs(e.Loss-trained) <= 1e-9) {
+		t.Errorf("a base in E4M3: a loss of %v, and %v in training", e.Loss, trained)
+	}
 	out, _ := must(t, "eval", dir, "--data", text)
 	contains(t, "eval", out, "run, step 4: loss ", "100 to 199")
 	for _, c := range [][]string{{t.TempDir(), "--data", text}, {dir, "--data", "/nope"}, {dir},

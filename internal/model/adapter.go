@@ -46,7 +46,7 @@ func (m *Model) adapt(adapters map[string]*adapter) {
 // linear sets y to the product of x with a matrix and its adapter, plus add unless that is the zero View.
 func (p *pass) linear(y View, x operand, w *weight, add View) {
 	if w.scaled() {
-		p.ops.ScaledLinear(y, x.byRow, w.byRow, add)
+		p.ops.ScaledLinear(y, x.byRow, w.codes, add)
 	} else {
 		p.ops.Linear(y, x.View, w.w, add)
 	}
@@ -60,7 +60,7 @@ func (p *pass) linear(y View, x operand, w *weight, add View) {
 // linearDX sets dx to the gradient of x, or adds it.
 func (p *pass) linearDX(dx View, dy operand, w *weight, accumulate bool) {
 	if w.scaled() {
-		p.ops.ScaledLinear(dx, dy.byRow, w.byColumn, added(dx, accumulate))
+		p.ops.ScaledLinear(dx, dy.byRow, w.turned, added(dx, accumulate))
 	} else {
 		p.ops.LinearDX(dx, dy.View, w.w, accumulate)
 	}

@@ -153,7 +153,7 @@ func TestLayoutOfFrozenParameters(t *testing.T) {
 				if b := flat.Buckets[flat.Of(i)]; p.Offset < b.Lo || p.Offset+int64(p.Size()) > b.Hi {
 					t.Errorf("%s: %s at %d lies outside its bucket %v", what, p.Name, p.Offset, b)
 				}
-				if want := flat.index[keyOf(p.Tensor)]; flat.Of(i) != want {
+				if want := flat.index[keyOf(&cfg, p.Tensor)]; flat.Of(i) != want {
 					t.Errorf("%s: %s is in bucket %d, want %d", what, p.Name, flat.Of(i), want)
 				}
 				if cfg.Frozen(p.Tensor) != (flat == l.Frozen) {

@@ -66,7 +66,7 @@ func (l *attend) forward(p *pass, s *activations, known bool) error {
 		t := p.tile(l.layer, &rows, lo, hi)
 		q, k := t.raw()
 		each := p.a.Mark()
-		n1 := p.operand(l.input(p, &t, false), true, false)
+		n1 := p.operand(l.input(p, &t, false), l.at(hf.Query), l.at(hf.Key), l.at(hf.Value))
 		l.queries(p, q, n1, &t)
 		p.project(l.layer, hf.Key, k, n1, View{})
 		p.project(l.layer, hf.Value, t.v, n1, View{})
@@ -174,7 +174,7 @@ func (l *attend) output(p *pass, t *activations) {
 		o = t.gated
 		p.ops.Gate(o, t.out.O, t.outGate)
 	}
-	in := p.operand(o, true, false)
+	in := p.operand(o, l.at(hf.Output))
 	if t.proj.IsZero() {
 		p.project(l.layer, hf.Output, t.h, in, View{})
 		return
@@ -194,7 +194,7 @@ func (l *attend) outputBackward(p *pass, do, d View, t *activations) {
 	}
 	defer p.a.Release(p.a.Mark())
 	w := l.at(hf.Output)
-	dy := p.gradient(d, w)
+	dy := p.gradient(d, w, true)
 	p.projectDW(l.layer, hf.Output, dy, p.inputDW(o, w))
 	p.linearDX(do, dy, w, false)
 	if !t.gated.IsZero() {
@@ -247,12 +247,13 @@ func (l *attend) inputBackward(p *pass, d, dq, dk, dv View, t *activations) {
 	}
 	n1, normed := l.input(p, t, true), !t.n1.IsZero()
 	q, k, v := l.at(hf.Query), l.at(hf.Key), l.at(hf.Value)
-	in, gq, gk, gv := p.inputDW(n1, q, k, v), p.gradient(dq, q), p.gradient(dk, k), p.gradient(dv, v)
+	norm := l.at(hf.InputNorm)
+	dx := l.index > p.lowest || !norm.frozen && normed
+	in, gq, gk, gv := p.inputDW(n1, q, k, v), p.gradient(dq, q, dx), p.gradient(dk, k, dx), p.gradient(dv, v, dx)
 	p.projectDW(l.layer, hf.Query, gq, in)
 	p.projectDW(l.layer, hf.Key, gk, in)
 	p.projectDW(l.layer, hf.Value, gv, in)
-	norm := l.at(hf.InputNorm)
-	if l.index <= p.lowest && (norm.frozen || !normed) {
+	if !dx {
 		return
 	}
 	dn1 := n1 // no longer needed

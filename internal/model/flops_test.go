@@ -37,6 +37,9 @@ func TestFLOPsOfLlama8B(t *testing.T) {
 		perToken := WorkOf(cfg).FLOPs([]int{length}) / float64(length) / 1e9
 		near(t, "GFLOP per token", perToken, want, 0.005*want)
 	}
+	scaled := *cfg
+	scaled.Tuning.Linears = "fp8"
+	near(t, "FLOPs in E4M3", WorkOf(&scaled).FLOPs([]int{4096}), WorkOf(cfg).FLOPs([]int{4096}), 0)
 	whole, parts := WorkOf(cfg).FLOPs([]int{4096}), WorkOf(cfg).FLOPs([]int{1024, 3072})
 	attention := 12 * 32 * 32 * 128 * float64(1024*3072) // the pairs between the documents
 	near(t, "FLOPs of documents", parts, whole-attention, 1)

@@ -143,7 +143,6 @@ func (p *pass) layerForward(i int, out View, kept activations, again bool) error
 	defer p.a.Release(p.a.Mark())
 	l, s := p.layers[i], kept
 	s.routed = again
-	p.scale(l, true, false)
 	if !again || s.out.O.IsZero() {
 		if err := l.mixer.forward(p, &s, false); err != nil {
 			return err
@@ -165,7 +164,7 @@ func (p *pass) layerForward(i int, out View, kept activations, again bool) error
 func (p *pass) layerBackward(i int, d View, s activations) error {
 	l, last := p.layers[i], ofTile
 	s.routed = true
-	p.scale(l, !s.all, true)
+	p.transpose(l)
 	if !s.all {
 		last = ofAgain
 		if err := l.mixer.forward(p, &s, !s.out.O.IsZero()); err != nil {

@@ -24,6 +24,7 @@ type Bucket struct {
 	Range
 	Key
 	Used int64 // elements, without the padding after the last parameter
+	Rows Range // of its matrices in E4M3, among all of the layout
 }
 
 // A Key names a bucket. Layer is -1 outside the layers.
@@ -38,22 +39,30 @@ type Section int
 // The sections, in the order of the flat buffers.
 const (
 	EmbeddingTable Section = iota
-	LayerMatrices          // of a layer
+	LayerMatrices          // of a layer, except those in E4M3
 	HeadMatrix             // empty if tied
 	AllVectors             // all vectors, the only parameters without weight decay
+	ScaledMatrices         // matrices of a layer in E4M3, before all others; only with Tuning.FP8
 )
 
 // keys lists the buckets of a model.
-func keys(cfg *hf.Config) []Key {
-	list := []Key{{-1, EmbeddingTable}}
+func keys(cfg *hf.Config) (list []Key) {
+	for i := range cfg.NumHiddenLayers {
+		if cfg.Tuning.FP8() {
+			list = append(list, Key{i, ScaledMatrices})
+		}
+	}
+	list = append(list, Key{-1, EmbeddingTable})
 	for i := range cfg.NumHiddenLayers {
 		list = append(list, Key{i, LayerMatrices})
 	}
 	return append(list, Key{-1, HeadMatrix}, Key{-1, AllVectors})
 }
 
-func keyOf(t hf.Tensor) Key {
+func keyOf(cfg *hf.Config, t hf.Tensor) Key {
 	switch {
+	case cfg.InE4M3(t):
+		return Key{t.Layer, ScaledMatrices}
 	case t.Kind != hf.Product:
 		return Key{-1, AllVectors}
 	case t.Layer >= 0:
@@ -74,6 +83,7 @@ type FlatLayout struct {
 
 	owner []int // the bucket of each parameter
 	index map[Key]int
+	rows  int // of matrices in E4M3
 }
 
 // NewLayout returns the layout for a number of ranks. Every bucket divides into that many equal parts, each a multiple
@@ -85,7 +95,8 @@ func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
 		if cfg.Frozen(t) {
 			list = frozen
 		}
-		list[keyOf(t)] = append(list[keyOf(t)], t)
+		key := keyOf(cfg, t)
+		list[key] = append(list[key], t)
 	}
 	l := newLayout(cfg, ranks, trained)
 	if len(frozen) > 0 {
@@ -97,15 +108,20 @@ func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
 func newLayout(cfg *hf.Config, ranks int, tensors map[Key][]hf.Tensor) *FlatLayout {
 	l := &FlatLayout{index: map[Key]int{}}
 	for b, key := range keys(cfg) {
-		lo := l.Size()
+		lo, row := l.Size(), int64(l.rows)
 		hi := lo
 		for _, t := range tensors[key] {
 			p := NewParam(t, cfg)
 			p.Offset = roundUp(hi, Align)
 			hi = p.Offset + int64(p.Size())
+			if key.Part == ScaledMatrices {
+				p.Row = l.rows
+				l.rows += p.Shape[0]
+			}
 			l.Params, l.owner = append(l.Params, p), append(l.owner, b)
 		}
-		l.Buckets = append(l.Buckets, Bucket{Range{lo, lo + roundUp(hi-lo, Align*int64(max(ranks, 1)))}, key, hi - lo})
+		l.Buckets = append(l.Buckets, Bucket{Range{lo, lo + roundUp(hi-lo, Align*int64(max(ranks, 1)))}, key, hi - lo,
+			Range{row, int64(l.rows)}})
 		l.index[key] = b
 	}
 	return l
@@ -127,9 +143,29 @@ func (l *FlatLayout) FrozenSize() int64 {
 	return l.Frozen.Size()
 }
 
-// Empty reports whether a bucket has no parameters, trained or frozen.
+// Empty reports whether the buckets of With have no parameters, trained or frozen.
 func (l *FlatLayout) Empty(bucket int) bool {
-	return l.Buckets[bucket].Size() == 0 && (l.Frozen == nil || l.Frozen.Buckets[bucket].Size() == 0)
+	return !slices.ContainsFunc(l.With(bucket), func(b int) bool {
+		return l.Buckets[b].Size() > 0 || l.Frozen != nil && l.Frozen.Buckets[b].Size() > 0
+	})
+}
+
+// Scaled reports whether a bucket has matrices in E4M3.
+func (l *FlatLayout) Scaled(bucket int) bool { return l.Buckets[bucket].Part == ScaledMatrices }
+
+// CodesSize returns the elements of the matrices in E4M3, the first of a flat buffer.
+func (l *FlatLayout) CodesSize() int64 { return l.Buckets[l.Embedding()].Lo }
+
+// FactorsSize returns the rows of the matrices in E4M3.
+func (l *FlatLayout) FactorsSize() int { return l.rows }
+
+// With returns a bucket and the others that a pass uses with it: beside a layer's, its matrices in E4M3.
+func (l *FlatLayout) With(bucket int) []int {
+	key := l.Buckets[bucket].Key
+	if b, ok := l.index[Key{key.Layer, ScaledMatrices}]; ok && key.Part == LayerMatrices {
+		return []int{bucket, b}
+	}
+	return []int{bucket}
 }
 
 // Of returns the bucket of the i-th parameter.

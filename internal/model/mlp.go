@@ -109,7 +109,7 @@ func (l *gated) views(list []saved, m *Model, s *activations) []saved {
 
 func (l *gated) forward(p *pass, t *activations, y, x, add View) {
 	defer p.a.Release(p.a.Mark())
-	in := p.operand(x, true, false)
+	in := p.operand(x, l.at(l.gate), l.at(l.up))
 	p.project(l.layer, l.gate, t.gate, in, View{})
 	p.project(l.layer, l.up, t.up, in, View{})
 	p.ops.GLU(t.y, t.gate, t.up, p.act)
@@ -118,7 +118,7 @@ func (l *gated) forward(p *pass, t *activations, y, x, add View) {
 		p.ops.Gate(t.scaled, t.y, t.scale)
 	}
 	if !y.IsZero() {
-		p.project(l.layer, l.down, y, p.operand(l.result(t), true, false), add)
+		p.project(l.layer, l.down, y, p.operand(l.result(t), l.at(l.down)), add)
 	}
 }
 
@@ -134,7 +134,7 @@ func (l *gated) result(t *activations) View {
 func (l *gated) backward(p *pass, dx, dy, x View, t *activations, accumulate bool) {
 	defer p.a.Release(p.a.Mark())
 	result, gate, up, down := l.result(t), l.at(l.gate), l.at(l.up), l.at(l.down)
-	dout := p.gradient(dy, down)
+	dout := p.gradient(dy, down, true)
 	p.projectDW(l.layer, l.down, dout, p.inputDW(result, down))
 	p.linearDX(result, dout, down, false)
 	in, dscale := p.inputDW(x, gate, up), operand{View: t.scale}
@@ -143,7 +143,7 @@ func (l *gated) backward(p *pass, dx, dy, x View, t *activations, accumulate boo
 		p.projectDW(l.layer, l.scale, dscale, in)
 	}
 	p.ops.GLUBackward(t.gate, t.up, result, t.gate, t.up, p.act)
-	dgate, dup := p.gradient(t.gate, gate), p.gradient(t.up, up)
+	dgate, dup := p.gradient(t.gate, gate, true), p.gradient(t.up, up, true)
 	p.projectDW(l.layer, l.gate, dgate, in)
 	p.projectDW(l.layer, l.up, dup, in)
 	p.linearDX(dx, dgate, gate, accumulate)

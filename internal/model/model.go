@@ -21,9 +21,7 @@ type Options struct {
 	Layers    []Retain  // of each layer; nil: Recompute for all, on the device. Layer 0 keeps its input.
 	// LossChunk bounds the tokens with logits in memory at once; 0: DefaultLossChunk.
 	LossChunk int
-	// Scaled makes the products of layers those of matrices in E4M3, except routers, gates and experts.
-	Scaled bool
-	Hooks  Hooks
+	Hooks     Hooks
 	// Segments is the number of segments of a rank in a plan of a model with a Recurrence, and States that of the entered.
 	Segments, States int
 
@@ -113,10 +111,12 @@ type weight struct {
 	fresh  bool     // the first product of the pass overwrites g
 	lora   *adapter // of a matrix; nil: none
 
-	byRow, byColumn kernels.Scaled // of a scaled matrix during a pass over its layer, as that needs
+	// Of a matrix in E4M3: its codes in place of w and, during the backward pass of its layer, these transposed, with
+	// factors of 1. The factors of codes belong to the columns of the other operand there.
+	codes, turned kernels.Scaled
 }
 
-func (w *weight) scaled() bool { return !w.byRow.IsZero() || !w.byColumn.IsZero() }
+func (w *weight) scaled() bool { return !w.codes.IsZero() }
 
 // New returns a model over the given parameters, which have the layout of cfg. cfg must be resolved and valid.
 func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Model {
@@ -481,12 +481,20 @@ func (p *pass) visit(d View, layers []activations, v visit) error {
 		}
 		return nil
 	}
-	p.beginGrads(p.flat.Layer(i))
+	buckets := p.flat.With(p.flat.Layer(i))
+	for _, b := range buckets {
+		p.beginGrads(b)
+	}
 	if err := p.layerBackward(i, d, *s); err != nil {
 		return fmt.Errorf("layer %d backward: %w", i, err)
 	}
 	p.a.Release(s.mark)
-	return p.doneGrads(p.flat.Layer(i))
+	for _, b := range buckets {
+		if err := p.doneGrads(b); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // headBackward computes the loss, and its gradients down to d, the gradient of the last layer's output.
@@ -510,8 +518,8 @@ func (p *pass) hidden() View {
 type Hooks struct {
 	// Use is called before operations that read the weights of a bucket: in the forward pass, for the head, and in the
 	// backward pass, when a layer is computed again or its gradients are. The weights of the vectors stay for the whole
-	// pass. next is the bucket of the next call, or NoBucket: its weights may replace those of buckets used before this
-	// one.
+	// pass. The call also covers the buckets of FlatLayout.With. next is the bucket of the next call, or NoBucket: its
+	// weights may replace those of buckets used before this one.
 	Use func(bucket, next int) error
 	// Begin is called before the first operation of a backward pass on the gradients of a bucket, and Done after the last.
 	// If Begin returns true, the pass is fresh: it overwrites them, whatever they are. Else it adds.

@@ -46,9 +46,12 @@ type Products interface {
 
 // ScaledProducts are products of matrices in E4M3 with a factor for each row.
 type ScaledProducts interface {
-	// Quantize sets byRow to x [R, C], and byColumn to the transpose of x, [C, N] with N the next multiple of
-	// kernels.ScaledUnit from R, whose columns from R are 0. One of them may be zero.
-	Quantize(byRow, byColumn kernels.Scaled, x View)
+	// Quantize sets byRow to x [R, C], each column times its element of by, float32, unless that is the zero View, and
+	// byColumn to the transpose of x, [C, N] with N the next multiple of kernels.ScaledUnit from R, whose columns from R
+	// are 0. One of them may be zero. Elements are float32, rounded after by.
+	Quantize(byRow, byColumn kernels.Scaled, x, by View)
+	// Transpose sets dst [C, R] to the transpose of src [R, C], of bytes. kernels.ScaledUnit divides R and C.
+	Transpose(dst, src View)
 	// ScaledLinear sets y [M, N] to a [M, K] times b [N, K] transposed, plus add, of the shape and type of y, which may be
 	// y. With the zero View as add it adds nothing. y has the type of activations or of parameters. kernels.ScaledUnit
 	// divides N and K. Sums are float32.

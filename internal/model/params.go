@@ -23,6 +23,8 @@ type Param struct {
 	Std, Mean float64
 	// Bound limits the uniform first values of A of an adapter. B starts as 0. Both have no Std.
 	Bound float64
+	// Row is the place of the first factor of a matrix in E4M3 among those of its layout.
+	Row int
 }
 
 // NewParam returns the parameter of a tensor, without a place.
@@ -129,9 +131,12 @@ type Params struct {
 	// Vectors is the last bucket of Weights, if this device does not have all of Weights.
 	Vectors View
 	// Compute is the copy for matrix products and the embedding, in the type of activations. For float32 it is Weights
-	// itself.
+	// itself. It begins after the matrices in E4M3.
 	Compute View
-	// BucketCompute replaces Compute by a view for each bucket. Views may share memory if Hooks separate them in time.
+	// Codes, uint8, are the matrices in E4M3 of Layout, and Factors, float32, those of their rows, by Param.Row.
+	Codes, Factors View
+	// BucketCompute replaces Compute and Codes by a view for each bucket. Views may share memory if Hooks separate them in
+	// time.
 	BucketCompute []View
 	// Grads are float32, and a backward pass adds to them or sets them; see Hooks.Begin. Zero for a model that only runs
 	// forward.
@@ -148,7 +153,7 @@ func (p *Params) vectors() View {
 	return p.Layout.Buckets[p.Layout.Vectors()].of(p.Weights)
 }
 
-// weight returns the i-th parameter of the layout: matrices from Compute, vectors from Weights or Vectors.
+// weight returns the i-th parameter of the layout: matrices from Codes or Compute, vectors from Weights or Vectors.
 func (p *Params) weight(i int, param Param) weight {
 	bucket := p.Layout.Of(i)
 	inBucket := param
@@ -157,12 +162,19 @@ func (p *Params) weight(i int, param Param) weight {
 	switch {
 	case param.Kind == hf.Product && p.BucketCompute != nil:
 		w.w = inBucket.View(p.BucketCompute[bucket])
+	case p.Layout.Scaled(bucket):
+		w.w = param.View(p.Codes)
 	case param.Kind == hf.Product:
+		param.Offset -= p.Layout.CodesSize()
 		w.w = param.View(p.Compute)
 	case !p.Vectors.IsZero():
 		w.w = inBucket.View(p.Vectors)
 	default:
 		w.w = param.View(p.Weights)
+	}
+	if rows := param.Shape[0]; p.Layout.Scaled(bucket) {
+		w.codes = kernels.Scaled{View: w.w, Factors: p.Factors.Slice(tensor.Dim, param.Row, param.Row+rows)}
+		w.w = View{}
 	}
 	switch {
 	case !p.Unread.IsZero() && param.Kind != hf.Product:

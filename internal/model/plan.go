@@ -64,7 +64,8 @@ func phantomModel(cfg *hf.Config, ops Ops, att Attention, opt Options, dtype ten
 	flat, meter := NewLayout(cfg, 1), tensor.NewMeter()
 	params := func(l *FlatLayout) Params {
 		vector := meter.Alloc(tensor.F32, 1, 1, 1, int(l.Size()))
-		return Params{Layout: l, Weights: vector, Compute: meter.Alloc(dtype, 1, 1, 1, int(l.Size()))}
+		return Params{Layout: l, Weights: vector, Compute: meter.Alloc(dtype, 1, 1, 1, int(l.Size()-l.CodesSize())),
+			Codes: meter.Alloc(tensor.U8, 1, 1, 1, int(l.CodesSize())), Factors: meter.Alloc(tensor.F32, l.FactorsSize())}
 	}
 	trained := params(flat)
 	if trained.Grads = trained.Weights; flat.Frozen != nil {
@@ -89,7 +90,8 @@ type nopOps struct{}
 func (nopOps) Linear(_, _, _, _ View)                                                        {}
 func (nopOps) LinearDX(_, _, _ View, _ bool)                                                 {}
 func (nopOps) LinearDW(_, _, _ View, _ bool)                                                 {}
-func (nopOps) Quantize(_, _ kernels.Scaled, _ View)                                          {}
+func (nopOps) Quantize(_, _ kernels.Scaled, _, _ View)                                       {}
+func (nopOps) Transpose(_, _ View)                                                           {}
 func (nopOps) ScaledLinear(_ View, _, _ kernels.Scaled, _ View)                              {}
 func (nopOps) SumRows(_, _ View)                                                             {}
 func (nopOps) RMSNorm(_, _, _, _ View, _ float64)                                            {}

@@ -142,7 +142,11 @@ func (s *activations) late() []projection { return []projection{{hf.DeltaZ, s.z}
 // project sets projections of n1.
 func (l *recur) project(p *pass, s *activations, list []projection) {
 	l.inputs(p, s, func(t *activations, n1 View, lo, hi int) {
-		in := p.operand(n1, true, false)
+		var ws []*weight
+		for _, x := range list {
+			ws = append(ws, l.at(x.role))
+		}
+		in := p.operand(n1, ws...)
 		for _, x := range list {
 			p.project(l.layer, x.role, part(x.y, lo, hi), in, View{})
 		}
@@ -214,14 +218,14 @@ func (l *recur) output(p *pass, t *activations) {
 		p.cfg.RMSNormEps)
 	p.ops.GLU(t.gated, t.z, t.normed, kernels.SiLU)
 	defer p.a.Release(p.a.Mark())
-	p.project(l.layer, hf.DeltaOutput, t.h, p.operand(t.gated, true, false), View{})
+	p.project(l.layer, hf.DeltaOutput, t.h, p.operand(t.gated, l.at(hf.DeltaOutput)), View{})
 }
 
 // outputBackward also replaces z by its gradient.
 func (l *recur) outputBackward(p *pass, do, d View, t *activations) {
 	defer p.a.Release(p.a.Mark())
 	dim, norm, w := l.Mixer.Delta.DimV, l.at(hf.DeltaNorm), l.at(hf.DeltaOutput)
-	dy := p.gradient(d, w)
+	dy := p.gradient(d, w, true)
 	p.projectDW(l.layer, hf.DeltaOutput, dy, p.inputDW(t.gated, w))
 	dgated := t.gated // no longer needed
 	p.linearDX(dgated, dy, w, false)
@@ -278,7 +282,7 @@ func (l *recur) inputBackward(p *pass, d View, t *activations, n1 View, list []p
 	}
 	for i, x := range list {
 		w := l.at(x.role)
-		p.linearDX(n1, p.operand(part(x.y, lo, hi), w.scaled(), false), w, i > 0)
+		p.linearDX(n1, p.quantize(part(x.y, lo, hi), w.scaled(), false, w.codes.Factors), w, i > 0)
 	}
 	p.ops.RMSNormBackward(d, norm.g, n1, t.x, t.inv1, norm.w, true)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/kernels"
@@ -12,10 +13,14 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-func (refOps) Quantize(byRow, byColumn kernels.Scaled, x View) {
+func (refOps) Quantize(byRow, byColumn kernels.Scaled, x, by View) {
 	X, rows, cols := get(x), x.Rows(), x.Cols()
+	times := slices.Repeat([]float64{1}, cols)
+	if !by.IsZero() {
+		times = get(by)
+	}
 	if !byRow.IsZero() {
-		putScaled(byRow, cols, func(i, k int) float64 { return X[i*cols+k] })
+		putScaled(byRow, cols, func(i, k int) float64 { return float64(float32(X[i*cols+k]) * float32(times[k])) })
 	}
 	if !byColumn.IsZero() {
 		putScaled(byColumn, rows, func(i, k int) float64 { return X[k*cols+i] })
@@ -26,12 +31,16 @@ func (refOps) Quantize(byRow, byColumn kernels.Scaled, x View) {
 func putScaled(to kernels.Scaled, n int, at func(i, k int) float64) {
 	codes, factors, cols := tensor.Data[uint8](to.View), tensor.Data[float32](to.Factors), to.Cols()
 	clear(codes)
+	least := make([]float32, len(factors))
+	if !to.Least.IsZero() {
+		copy(least, tensor.Data[float32](to.Least))
+	}
 	for i := range factors {
 		largest := 0.0
 		for k := range n {
 			largest = max(largest, math.Abs(at(i, k)))
 		}
-		factors[i] = max(float32(largest)/kernels.LargestE4M3, kernels.LeastFactor)
+		factors[i] = max(float32(largest)/kernels.LargestE4M3, kernels.LeastFactor, least[i])
 		for k := range n {
 			x := float64(float32(at(i, k)) * (1 / factors[i]))
 			binade := max(math.Ilogb(x), -6)
@@ -45,6 +54,13 @@ func putScaled(to kernels.Scaled, n int, at func(i, k int) float64) {
 			}
 			codes[i*cols+k] = code
 		}
+	}
+}
+
+func (refOps) Transpose(dst, src View) {
+	from, to, rows, cols := tensor.Data[uint8](src), tensor.Data[uint8](dst), src.Rows(), src.Cols()
+	for i, x := range from {
+		to[i%cols*rows+i/cols] = x
 	}
 }
 
@@ -83,8 +99,9 @@ func TestScaledReference(t *testing.T) {
 				Factors: tensor.New(tensor.F32, 1, rows, 1, 1)}
 		}
 		a, b, c, d := scaled(rows, cols), scaled(cols, 48), scaled(rows, cols), scaled(cols, 48)
-		ops.Quantize(a, b, x)
-		ops.Quantize(c, d, y)
+		ops.Quantize(a, b, x, View{})
+		c.Least = a.Factors
+		ops.Quantize(c, d, y, b.Factors)
 		z := tensor.New(tensor.F64, 1, cols, 1, cols)
 		ops.ScaledLinear(y, c, b, y)
 		ops.ScaledLinear(z, b, d, View{})

@@ -8,59 +8,67 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// An operand of products with matrices of layers. With Options.Scaled it also has its forms in E4M3, as needed.
+// An operand of products with matrices of layers, with its forms in E4M3 as needed.
 type operand struct {
 	View
 	byRow, byColumn kernels.Scaled
 }
 
-// operand returns x with its forms, in memory of the arena. Products of x with matrices need that by row, their
-// gradients that by column.
-func (p *pass) operand(x View, byRow, byColumn bool) operand {
-	o := operand{View: x}
-	if p.opt.Scaled {
-		o.byRow, o.byColumn = p.quantize(x, byRow, byColumn)
-	}
-	return o
+// operand returns x for products with some matrices. Forms in E4M3 are in memory of the arena.
+func (p *pass) operand(x View, ws ...*weight) operand {
+	return p.quantize(x, slices.ContainsFunc(ws, (*weight).scaled), false, View{})
 }
 
-// gradient returns dy as an operand for the gradients of a product's input and matrix.
-func (p *pass) gradient(dy View, w *weight) operand {
-	return p.operand(dy, w.scaled(), w.scaled() && !w.g.IsZero())
+// gradient returns dy for the gradients of a product's matrix and, with dx, of its input. The latter needs dy times the
+// factors of the matrix, since the other operand has its codes alone.
+func (p *pass) gradient(dy View, w *weight, dx bool) operand {
+	return p.quantize(dy, dx && w.scaled(), w.scaled() && !w.g.IsZero(), w.codes.Factors)
 }
 
-// inputDW returns x as an operand for the gradients of matrices.
+// inputDW returns x for the gradients of matrices.
 func (p *pass) inputDW(x View, ws ...*weight) operand {
 	some := func(w *weight) bool { return w.scaled() && !w.g.IsZero() }
-	return p.operand(x, false, slices.ContainsFunc(ws, some))
+	return p.quantize(x, false, slices.ContainsFunc(ws, some), View{})
 }
 
-func (p *pass) quantize(x View, byRow, byColumn bool) (rows, columns kernels.Scaled) {
+func (p *pass) quantize(x View, byRow, byColumn bool, by View) operand {
+	o := operand{View: x}
 	if byRow {
-		rows = p.scaled(x.Rows(), x.Cols())
+		o.byRow = p.scaled(x.Rows(), x.Cols())
+	} else {
+		by = View{}
 	}
 	if byColumn {
-		columns = p.scaled(x.Cols(), int(roundUp(int64(x.Rows()), kernels.ScaledUnit)))
+		o.byColumn = p.scaled(x.Cols(), int(roundUp(int64(x.Rows()), kernels.ScaledUnit)))
 	}
 	if byRow || byColumn {
-		p.ops.Quantize(rows, columns, x)
+		p.ops.Quantize(o.byRow, o.byColumn, x, by)
 	}
-	return rows, columns
+	return o
 }
 
 func (p *pass) scaled(rows, cols int) kernels.Scaled {
 	return kernels.Scaled{View: p.a.Alloc(tensor.U8, 1, rows, 1, cols), Factors: p.a.Alloc(tensor.F32, 1, rows, 1, 1)}
 }
 
-// scale sets the forms of a layer's matrices, in memory of the arena: by row for a forward pass, by column for a
-// backward pass.
-func (p *pass) scale(l *layer, forward, backward bool) {
-	if !p.opt.Scaled {
+// transpose sets the transposed codes of a layer's matrices, for the gradients of inputs, in memory of the arena.
+func (p *pass) transpose(l *layer) {
+	var list []*weight
+	widest := 0
+	for _, r := range hf.Scaled { // in this order on every rank
+		if w := l.at(r); w.scaled() {
+			list, widest = append(list, w), max(widest, w.codes.Cols())
+		}
+	}
+	if widest == 0 {
 		return
 	}
-	for _, r := range hf.Scaled { // in this order on every rank
-		if w := l.parts[r]; w != nil {
-			w.byRow, w.byColumn = p.quantize(w.w, forward, backward)
-		}
+	ones := p.a.Alloc(tensor.F32, 1, widest, 1, 1)
+	p.ops.Zero(ones)
+	p.ops.Affine(ones, ones, 0, 1)
+	for _, w := range list {
+		rows, cols := w.codes.Rows(), w.codes.Cols()
+		w.turned = kernels.Scaled{View: p.a.Alloc(tensor.U8, 1, cols, 1, rows), Factors: ones.Slice(tensor.Seq, 0, cols)}
+		p.ops.Transpose(w.turned.View, w.codes.View)
 	}
 }

@@ -37,8 +37,50 @@ type roundedOps struct {
 	weights, grads []View
 }
 
+// scaledCase returns the same model with products in E4M3.
+func scaledCase(full *testCase) *testCase {
+	cfg := *full.cfg
+	cfg.Tuning.Linears = "fp8"
+	c := *full
+	c.cfg, c.params = &cfg, Params{Layout: NewLayout(&cfg, 1)}
+	c.params.Weights = tensor.New(tensor.F32, int(c.params.Layout.Size()))
+	c.params.Grads = tensor.New(tensor.F32, c.params.Weights.Size())
+	c.freeze(tensor.New(tensor.F32, int(c.params.Layout.FrozenSize())))
+	c.set(full.values())
+	for ps := &c.params; ps != nil; ps = ps.Frozen {
+		l := ps.Layout
+		ps.Compute = Range{l.CodesSize(), l.Size()}.of(ps.Weights)
+		ps.Codes = tensor.New(tensor.U8, int(l.CodesSize()))
+		ps.Factors = tensor.New(tensor.F32, l.FactorsSize())
+		for i, p := range l.Params {
+			if w := ps.weight(i, p); w.scaled() {
+				refOps{}.Quantize(w.codes, kernels.Scaled{}, p.View(ps.Weights), View{})
+			}
+		}
+	}
+	return &c
+}
+
+// gradients returns the gradients in the order of a layout.
+func (c *testCase) gradients(of *FlatLayout) (list []float64) {
+	byName := map[string][]float64{}
+	for _, p := range c.params.Layout.Params {
+		byName[p.Name] = get(p.View(c.params.Grads))
+	}
+	for _, p := range of.Params {
+		list = append(list, byName[p.Name]...)
+	}
+	return list
+}
+
 // roundedRows returns x rounded by rows; byColumn: by columns.
 func roundedRows(x View, byColumn bool) View {
+	y, _ := roundedTo(x, byColumn)
+	return y
+}
+
+// roundedTo also returns the factors.
+func roundedTo(x View, byColumn bool) (y View, factors []float32) {
 	rows, cols, xs := x.Rows(), x.Cols(), get(x)
 	at := func(i, k int) *float64 { return &xs[i*x.Cols()+k] }
 	if byColumn {
@@ -51,13 +93,14 @@ func roundedRows(x View, byColumn bool) View {
 			largest = max(largest, float32(math.Abs(*at(i, k))))
 		}
 		factor := max(largest/kernels.LargestE4M3, kernels.LeastFactor)
+		factors = append(factors, factor)
 		for k := range cols {
 			*at(i, k) = float64(half.FromE4M3(half.ToE4M3(float32(*at(i, k))*(1/factor)))) * float64(factor)
 		}
 	}
-	y := tensor.New(tensor.F64, shape(x)...)
+	y = tensor.New(tensor.F64, shape(x)...)
 	put(y, xs)
-	return y
+	return y, factors
 }
 
 func (r roundedOps) Linear(y, x, w, add View) {
@@ -69,7 +112,19 @@ func (r roundedOps) Linear(y, x, w, add View) {
 
 func (r roundedOps) LinearDX(dx, dy, w View, accumulate bool) {
 	if slices.Contains(r.weights, w) {
-		dy, w = roundedRows(dy, false), roundedRows(w, true)
+		var factors []float32 // of rows of w, columns of dy
+		w, factors = roundedTo(w, false)
+		ws, dys := get(w), get(dy)
+		for i := range ws {
+			ws[i] /= float64(factors[i/w.Cols()])
+		}
+		for i := range dys {
+			dys[i] = float64(float32(dys[i]) * factors[i%len(factors)])
+		}
+		put(w, ws)
+		times := tensor.New(tensor.F64, shape(dy)...)
+		put(times, dys)
+		dy = roundedRows(times, false)
 	}
 	r.Ops.LinearDX(dx, dy, w, accumulate)
 }
@@ -107,9 +162,11 @@ func TestScaled(t *testing.T) {
 						}
 					}
 					c.ops = rounded
-					loss, grads, _ := c.train(t, 1)
-					c.ops, c.opt.Scaled = refOps{}, true
-					got, gots, peak := c.train(t, 1)
+					loss, _, _ := c.train(t, 1)
+					c.ops = refOps{}
+					scaled := scaledCase(c)
+					got, _, peak := scaled.train(t, 1)
+					c, grads, gots := scaled, c.gradients(c.params.Layout), scaled.gradients(c.params.Layout)
 					if math.Abs(got-loss) > 1e-6*loss || got == plain {
 						t.Errorf("loss %v, want %v, and not %v, which is unrounded", got, loss, plain)
 					}
@@ -118,7 +175,7 @@ func TestScaled(t *testing.T) {
 					}
 					b := c.batch.IDs
 					c.opt.Segments, c.opt.States = len(c.att.Segments()), c.att.States()
-					if plan := Plan(&own, c.opt, b.Len(tensor.Batch), b.Len(tensor.Seq), tensor.F32); plan.Activations != peak {
+					if plan := Plan(c.cfg, c.opt, b.Len(tensor.Batch), b.Len(tensor.Seq), tensor.F32); plan.Activations != peak {
 						t.Errorf("planned %d bytes, took %d", plan.Activations, peak)
 					}
 				})

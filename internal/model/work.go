@@ -16,8 +16,11 @@ type Work struct {
 	cfg   *hf.Config
 }
 
-// WorkOf returns the work of a model.
+// WorkOf returns the work of a model, the same for products in E4M3.
 func WorkOf(cfg *hf.Config) *Work {
+	plain := *cfg
+	plain.Tuning.Linears = ""
+	cfg = &plain
 	r := &workRecorder{Still: Still{segments: 1}, seen: map[product]bool{},
 		Work: Work{cfg: cfg, pair: make([]float64, cfg.NumHiddenLayers)}}
 	if err := Rehearse(cfg, Options{}, 1, 1, tensor.F32, r, r); err != nil {

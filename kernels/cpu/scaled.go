@@ -17,24 +17,31 @@ var fromE4M3 = func() (list [256]float32) {
 	return list
 }()
 
-// Quantize sets byRow to x [R, C] in E4M3, and byColumn to its transpose, [C, N] with zeros from column R. One of them
-// may be the zero value.
-func (c *Kernels) Quantize(byRow, byColumn kernels.Scaled, x tensor.View) {
+// Quantize sets byRow to x [R, C] in E4M3, each column times its element of by unless that is the zero View, and
+// byColumn to the transpose of x, [C, N] with zeros from column R. One of them may be the zero value.
+func (c *Kernels) Quantize(byRow, byColumn kernels.Scaled, x, by tensor.View) {
 	denseActivations("quantize", x)
-	shape.Quantize("quantize", byRow, byColumn, x)
-	c.queue("quantize", func() { forType(x, quantize[float64], quantize[float32])(c, byRow, byColumn, x) })
+	shape.Quantize("quantize", byRow, byColumn, x, by)
+	c.queue("quantize", func() { forType(x, quantize[float64], quantize[float32])(c, byRow, byColumn, x, by) })
 }
 
 // quantize transposes strips of columns, so that a piece of work has all rows of its maxima.
-func quantize[T tensor.Float](c *Kernels, byRow, byColumn kernels.Scaled, x tensor.View) {
+func quantize[T tensor.Float](c *Kernels, byRow, byColumn kernels.Scaled, x, by tensor.View) {
 	const strip = 16
 	xs, rows, cols := memoryOf[T](x), x.Rows(), x.Cols()
 	if !byRow.IsZero() {
 		set := quantizer[T](byRow)
+		var times []float32
+		if !by.IsZero() {
+			times = tensor.Data[float32](by)
+		}
 		c.split(rows, func(s *scratch, r int) {
 			mem := open[T](s, cols)
 			row := mem.take(cols)
 			xs.load(row, r*cols)
+			for i, f := range times {
+				row[i] = T(float32(row[i]) * f)
+			}
 			set(r, row)
 		})
 	}
@@ -63,12 +70,19 @@ func quantize[T tensor.Float](c *Kernels, byRow, byColumn kernels.Scaled, x tens
 // quantizer returns a function that sets row i. Bits of magnitudes have the order of the numbers, with NaN above all.
 func quantizer[T tensor.Float](to kernels.Scaled) func(i int, xs []T) {
 	codes, factors, cols := tensor.Data[uint8](to.View), tensor.Data[float32](to.Factors), to.Cols()
+	var least []float32
+	if !to.Least.IsZero() {
+		least = tensor.Data[float32](to.Least)
+	}
 	return func(i int, xs []T) {
 		row, largest := codes[i*cols:][:cols], uint32(0)
 		for _, x := range xs {
 			largest = max(largest, math.Float32bits(float32(x))&^(1<<31))
 		}
 		factor := max(math.Float32frombits(largest)/kernels.LargestE4M3, kernels.LeastFactor)
+		if least != nil {
+			factor = max(factor, least[i])
+		}
 		inverse := 1 / factor
 		for k, x := range xs {
 			row[k] = half.ToE4M3(float32(x) * inverse)
@@ -76,6 +90,25 @@ func quantizer[T tensor.Float](to kernels.Scaled) func(i int, xs []T) {
 		clear(row[len(xs):])
 		factors[i] = factor
 	}
+}
+
+// Transpose sets dst [C, R] to the transpose of src [R, C], of bytes.
+func (c *Kernels) Transpose(dst, src tensor.View) {
+	const side = 64
+	shape.Transpose("transpose", dst, src)
+	c.queue("transpose", func() {
+		from, to, rows, cols := tensor.Data[uint8](src), tensor.Data[uint8](dst), src.Rows(), src.Cols()
+		c.split(blocks(cols, side), func(_ *scratch, piece int) {
+			left := piece * side
+			for top := 0; top < rows; top += side {
+				for j := left; j < min(left+side, cols); j++ {
+					for i := top; i < min(top+side, rows); i++ {
+						to[j*rows+i] = from[i*cols+j]
+					}
+				}
+			}
+		})
+	})
 }
 
 // ScaledLinear sets y [M, N] to a [M, K] times b [N, K] transposed, plus add unless that is the zero View.

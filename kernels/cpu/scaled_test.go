@@ -14,27 +14,34 @@ func TestScaledFaults(t *testing.T) {
 	of := func(codes, factors tensor.View) kernels.Scaled { return kernels.Scaled{View: codes, Factors: factors} }
 	u8 := func(rows, cols int) tensor.View { return tensor.New(tensor.U8, 1, rows, 1, cols) }
 	q := func(rows, cols int) kernels.Scaled { return of(u8(rows, cols), f(rows, 1)) }
+	atLeast := func(s kernels.Scaled, v tensor.View) kernels.Scaled { s.Least = v; return s }
 	x, none, noAdd := f(5, 32), kernels.Scaled{}, tensor.View{}
 	for name, call := range map[string]func(){
-		"rows":              func() { c.Quantize(of(u8(6, 32), f(5, 1)), none, x) },
-		"cols":              func() { c.Quantize(q(5, 16), none, x) },
-		"rows of transpose": func() { c.Quantize(none, q(16, 16), x) },
-		"padding":           func() { c.Quantize(none, q(32, 5), x) },
-		"x":                 func() { c.Quantize(q(5, 32), none, u8(5, 32)) },
-		"codes":             func() { c.Quantize(of(x, f(5, 1)), none, x) },
-		"codes not dense":   func() { c.Quantize(of(u8(5, 64).Slice(tensor.Dim, 0, 32), f(5, 1)), none, x) },
-		"factors":           func() { c.Quantize(of(u8(5, 32), f(4, 1)), none, x) },
-		"type of factors":   func() { c.Quantize(of(u8(5, 32), tensor.New(tensor.F64, 5)), none, x) },
-		"factors not dense": func() { c.Quantize(of(u8(5, 32), f(5, 2).Slice(tensor.Dim, 0, 1)), none, x) },
-		"M":                 func() { c.ScaledLinear(x, q(4, 16), q(32, 16), noAdd) },
-		"N":                 func() { c.ScaledLinear(x, q(5, 16), q(16, 16), noAdd) },
-		"K":                 func() { c.ScaledLinear(x, q(5, 16), q(32, 32), noAdd) },
-		"unit of N":         func() { c.ScaledLinear(f(5, 8), q(5, 16), q(8, 16), noAdd) },
-		"unit of K":         func() { c.ScaledLinear(x, q(5, 8), q(32, 8), noAdd) },
-		"y":                 func() { c.ScaledLinear(u8(5, 32), q(5, 16), q(32, 16), noAdd) },
-		"addend":            func() { c.ScaledLinear(x, q(5, 16), q(32, 16), f(4, 32)) },
-		"cols of addend":    func() { c.ScaledLinear(x, q(5, 16), q(32, 16), f(5, 16)) },
-		"type of addend":    func() { c.ScaledLinear(x, q(5, 16), q(32, 16), tensor.New(tensor.BF16, 1, 5, 1, 32)) },
+		"rows":               func() { c.Quantize(of(u8(6, 32), f(5, 1)), none, x, noAdd) },
+		"cols":               func() { c.Quantize(q(5, 16), none, x, noAdd) },
+		"rows of transpose":  func() { c.Quantize(none, q(16, 16), x, noAdd) },
+		"padding":            func() { c.Quantize(none, q(32, 5), x, noAdd) },
+		"x":                  func() { c.Quantize(q(5, 32), none, u8(5, 32), noAdd) },
+		"codes":              func() { c.Quantize(of(x, f(5, 1)), none, x, noAdd) },
+		"codes not dense":    func() { c.Quantize(of(u8(5, 64).Slice(tensor.Dim, 0, 32), f(5, 1)), none, x, noAdd) },
+		"factors":            func() { c.Quantize(of(u8(5, 32), f(4, 1)), none, x, noAdd) },
+		"type of factors":    func() { c.Quantize(of(u8(5, 32), tensor.New(tensor.F64, 5)), none, x, noAdd) },
+		"factors not dense":  func() { c.Quantize(of(u8(5, 32), f(5, 2).Slice(tensor.Dim, 0, 1)), none, x, noAdd) },
+		"factors of columns": func() { c.Quantize(q(5, 32), none, x, f(1, 31)) },
+		"columns alone":      func() { c.Quantize(none, q(32, 16), x, f(1, 32)) },
+		"least":              func() { c.Quantize(atLeast(q(5, 32), f(4, 1)), none, x, noAdd) },
+		"shape of transpose": func() { c.Transpose(u8(32, 32), u8(16, 32)) },
+		"unit of transpose":  func() { c.Transpose(u8(32, 8), u8(8, 32)) },
+		"type of transpose":  func() { c.Transpose(f(32, 16), f(16, 32)) },
+		"M":                  func() { c.ScaledLinear(x, q(4, 16), q(32, 16), noAdd) },
+		"N":                  func() { c.ScaledLinear(x, q(5, 16), q(16, 16), noAdd) },
+		"K":                  func() { c.ScaledLinear(x, q(5, 16), q(32, 32), noAdd) },
+		"unit of N":          func() { c.ScaledLinear(f(5, 8), q(5, 16), q(8, 16), noAdd) },
+		"unit of K":          func() { c.ScaledLinear(x, q(5, 8), q(32, 8), noAdd) },
+		"y":                  func() { c.ScaledLinear(u8(5, 32), q(5, 16), q(32, 16), noAdd) },
+		"addend":             func() { c.ScaledLinear(x, q(5, 16), q(32, 16), f(4, 32)) },
+		"cols of addend":     func() { c.ScaledLinear(x, q(5, 16), q(32, 16), f(5, 16)) },
+		"type of addend":     func() { c.ScaledLinear(x, q(5, 16), q(32, 16), tensor.New(tensor.BF16, 1, 5, 1, 32)) },
 	} {
 		refuses(t, name, "kernels: ", call)
 	}

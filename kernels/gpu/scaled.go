@@ -16,18 +16,19 @@ import (
 // convertsE4M3 is 10 times the first compute capability with conversions to E4M3.
 const convertsE4M3 = 89
 
-// Quantize sets byRow to x [R, C], and byColumn to the transpose of x, [C, N] with zeros from column R to the next
-// multiple of kernels.ScaledUnit. One of them may be zero.
-func (c *Ops) Quantize(byRow, byColumn kernels.Scaled, x View) {
+// Quantize sets byRow to x [R, C], each column times its element of by unless that is the zero View, and byColumn to
+// the transpose of x, [C, N] with zeros from column R to the next multiple of kernels.ScaledUnit. One of them may be
+// zero.
+func (c *Ops) Quantize(byRow, byColumn kernels.Scaled, x, by View) {
 	const op = "quantize"
 	denseActivations(op, x)
-	shape.Quantize(op, byRow, byColumn, x)
+	shape.Quantize(op, byRow, byColumn, x, by)
 	shape.Must(aligned16(byRow.View, byColumn.View), op, byRow.View, byColumn.View)
 	c.stream.Do(op, func() error {
 		if dev := c.loader.Device(); dev.Arch < convertsE4M3 {
 			return fmt.Errorf("%v has compute capability %d.%d; E4M3 needs 8.9 or later", dev, dev.Arch/10, dev.Arch%10)
 		}
-		p, zeros, launches := call.Quantize(byRow, byColumn, x)
+		p, zeros, launches := call.Quantize(byRow, byColumn, x, by)
 		if zeros > OpsWorkspace {
 			return fmt.Errorf("%v: the largest magnitudes do not fit the workspace of %d bytes", x, OpsWorkspace)
 		}
@@ -40,6 +41,20 @@ func (c *Ops) Quantize(byRow, byColumn kernels.Scaled, x View) {
 			}
 		}
 		return nil
+	})
+}
+
+// Transpose sets dst [C, R] to the transpose of src [R, C], of bytes. kernels.ScaledUnit divides R and C.
+func (c *Ops) Transpose(dst, src View) {
+	const op = "transpose"
+	shape.Transpose(op, dst, src)
+	if src.Size() == 0 {
+		return
+	}
+	p, l := call.Transpose(dst, src)
+	c.stream.Do(op, func() error {
+		return c.launchShared(call.ScaledProgram, l.Kernel, cuda.Dim{X: l.Grid[0], Y: l.Grid[1]}, cuda.Dim{X: l.Threads},
+			l.Shared, cuda.Struct(new(cuda.Args), &p))
 	})
 }
 

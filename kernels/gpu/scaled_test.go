@@ -24,8 +24,18 @@ func (r *cudaRig) scaled(rows, columns int) kernels.Scaled {
 func (r *cudaRig) both(x View) (byRow, byColumn kernels.Scaled) {
 	r.t.Helper()
 	byRow, byColumn = r.scaled(x.Rows(), x.Cols()), r.scaled(x.Cols(), x.Rows())
-	r.Quantize(byRow, byColumn, x)
+	r.Quantize(byRow, byColumn, x, View{})
 	return byRow, byColumn
+}
+
+// turned returns the transposed codes of w, with factors of 1.
+func (r *cudaRig) turned(w kernels.Scaled) kernels.Scaled {
+	r.t.Helper()
+	t := r.scaled(w.Cols(), w.Rows())
+	r.Transpose(t.View, w.View)
+	r.Zero(t.Factors)
+	r.Affine(t.Factors, t.Factors, 0, 1)
+	return t
 }
 
 // TestCUDAScaledSizes compares the three products of a layer with products in bfloat16. Rounding to 4 bits changes an
@@ -37,8 +47,11 @@ func TestCUDAScaledSizes(t *testing.T) {
 	w, _ := rig.normal(tensor.BF16, 1, out, 1, in)
 	dy, _ := rig.normal(tensor.BF16, 1, tokens, 1, out)
 	xRow, xColumn := rig.both(x)
-	wRow, wColumn := rig.both(w)
-	dyRow, dyColumn := rig.both(dy)
+	wRow := rig.scaled(out, in)
+	rig.Quantize(wRow, kernels.Scaled{}, w, View{})
+	wTurned := rig.turned(wRow)
+	dyRow, dyColumn := rig.scaled(tokens, out), rig.scaled(out, tokens)
+	rig.Quantize(dyRow, dyColumn, dy, wRow.Factors)
 	for _, p := range []struct {
 		name   string
 		like   View
@@ -48,7 +61,7 @@ func TestCUDAScaledSizes(t *testing.T) {
 	}{
 		{"y", dy, tensor.BF16, func(y View) { rig.ScaledLinear(y, xRow, wRow, View{}) },
 			func(y View) { rig.Linear(y, x, w, View{}) }},
-		{"dx", x, tensor.BF16, func(y View) { rig.ScaledLinear(y, dyRow, wColumn, View{}) },
+		{"dx", x, tensor.BF16, func(y View) { rig.ScaledLinear(y, dyRow, wTurned, View{}) },
 			func(y View) { rig.LinearDX(y, dy, w, false) }},
 		{"dw", w, tensor.F32, func(y View) { rig.ScaledLinear(y, dyColumn, xColumn, View{}) },
 			func(y View) { rig.LinearDW(y, dy, x, false) }},
@@ -89,9 +102,12 @@ func BenchmarkScaled(b *testing.B) {
 	for _, n := range []int{3072, 4096, 8192, 14336} {
 		x, name, size := random(tensor.BF16, tokens, n), fmt.Sprintf("quantize/%d", n), float64(tokens*n)
 		byRow, byColumn := rig.both(x)
-		measure(name+"/row", "TB/s", 3*size, func() { rig.Quantize(byRow, kernels.Scaled{}, x) })
-		measure(name+"/column", "TB/s", 5*size, func() { rig.Quantize(kernels.Scaled{}, byColumn, x) })
-		measure(name+"/both", "TB/s", 6*size, func() { rig.Quantize(byRow, byColumn, x) })
+		measure(name+"/row", "TB/s", 3*size, func() { rig.Quantize(byRow, kernels.Scaled{}, x, View{}) })
+		measure(name+"/row by", "TB/s", 3*size, func() { rig.Quantize(byRow, kernels.Scaled{}, x, byColumn.Factors) })
+		measure(name+"/column", "TB/s", 5*size, func() { rig.Quantize(kernels.Scaled{}, byColumn, x, View{}) })
+		measure(name+"/both", "TB/s", 6*size, func() { rig.Quantize(byRow, byColumn, x, View{}) })
+		measure(name+"/both by", "TB/s", 6*size, func() { rig.Quantize(byRow, byColumn, x, byColumn.Factors) })
+		measure(name+"/transpose", "TB/s", 2*size, func() { rig.Transpose(byColumn.View, byRow.View) })
 	}
 	for _, s := range [][2]int{{3072, 8192}, {8192, 3072}, {3072, 1024}, {4096, 14336}, {14336, 4096}, {4096, 1024}} {
 		in, out := s[0], s[1]

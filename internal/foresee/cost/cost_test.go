@@ -501,9 +501,9 @@ func TestNarrowAndGroupedProducts(t *testing.T) {
 			r.GroupLinear(x, kernels.Operand{View: x}, x, kernels.Pairs{}, false)
 		}), 4 * math.Pow(4096, 3) / 1e14},
 		"in E4M3": {seconds(func(r Recorder) { r.ScaledLinear(x, scaled, scaled, x) }), math.Pow(4096, 3) / 1e14},
-		"x and its codes": {seconds(func(r Recorder) { r.Quantize(scaled, kernels.Scaled{}, x) }),
+		"x and its codes": {seconds(func(r Recorder) { r.Quantize(scaled, kernels.Scaled{}, x, View{}) }),
 			m.Copy(32*mib + 16*mib + mib/64)},
-		"x and its codes by row and column": {seconds(func(r Recorder) { r.Quantize(scaled, scaled, x) }),
+		"x and its codes by row and column": {seconds(func(r Recorder) { r.Quantize(scaled, scaled, x, View{}) }),
 			m.Copy(32*mib + 32*mib + mib/32)},
 	} {
 		if math.Abs(c.got/c.want-1) > 0.02 {

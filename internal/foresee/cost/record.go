@@ -72,9 +72,12 @@ func (r Recorder) LinearDW(dw, dy, x View, accumulate bool) {
 }
 
 // Quantize records a pass over x and its results.
-func (r Recorder) Quantize(byRow, byColumn kernels.Scaled, x View) {
+func (r Recorder) Quantize(byRow, byColumn kernels.Scaled, x, _ View) {
 	r.pass("quantize", x.DType(), sizeOf(x, byRow.View, byRow.Factors, byColumn.View, byColumn.Factors))
 }
+
+// Transpose records a pass over bytes.
+func (r Recorder) Transpose(dst, src View) { r.pass("transpose", src.DType(), sizeOf(dst, src)) }
 
 // ScaledLinear records a product of operands in E4M3.
 func (r Recorder) ScaledLinear(y View, a, b kernels.Scaled, add View) {

@@ -186,13 +186,17 @@ func (s *search) extra(cfg *config.Config, m *Memory) (float64, error) {
 
 // gathering returns the seconds that gathers of sharded parameters add to a step of micro passes, beside reductions.
 func (s *search) gathering(cfg *config.Config, m *Memory, r *rehearsal, micro int) float64 {
-	gather := s.gather(m.Copies) // seconds of a parameter
-	reduce := s.gather(1) * float64(wireBytes(cfg)) / float64(backend.DType(cfg).Size())
+	dtype := backend.DType(cfg)
+	gather := s.gather(m.Copies) / float64(dtype.Size()) // seconds of a byte
+	reduce := s.gather(1) * float64(wireBytes(cfg)) / float64(dtype.Size())
 	with := func(gather float64) float64 {
-		return r.waits(micro, m.Slots, func(b int) float64 { return gather * float64(weights(r.flat, b)) },
+		return r.waits(micro, m.Slots, func(b int) float64 { return gather * float64(weights(r.flat, b, dtype)) },
 			func(b int) float64 { return reduce * float64(r.flat.Buckets[b].Size()) })
 	}
-	all := 2 * float64(micro) * gather * float64(r.all+r.flat.FrozenSize())
+	all := 0.0
+	for b := range r.flat.Buckets {
+		all += 2 * float64(micro) * gather * float64(weights(r.flat, b, dtype))
+	}
 	return max(contention*all, with(gather)-with(0))
 }
 

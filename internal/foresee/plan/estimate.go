@@ -247,7 +247,7 @@ func (s *step) state() {
 	}
 	for i, b := range flat.Buckets {
 		if f := flat.Frozen; f != nil && shard == state.ShardParameters && f.Buckets[i].Size() > 0 {
-			gather += s.costs.Reduce("all_gather", s.ranks/s.memory.Copies, int64(dtype.Size())*f.Buckets[i].Size())
+			gather += s.costs.Reduce("all_gather", s.ranks/s.memory.Copies, read(f, i, dtype))
 		}
 		if b.Size() == 0 {
 			continue
@@ -265,12 +265,15 @@ func (s *step) state() {
 			tail = r
 		}
 		if shard != state.ShardNone {
-			gather += s.costs.Reduce("all_gather", s.ranks/s.memory.Copies, int64(dtype.Size())*b.Size())
+			gather += s.costs.Reduce("all_gather", s.ranks/s.memory.Copies, read(flat, i, dtype))
 		}
 		part := b.Size() / own
 		work := []cost.Work{
 			{Op: "adamw", DType: tensor.F32, Bytes: part * (28 + copied)},
 			{Op: "gradient norm", DType: tensor.F32, Bytes: 4 * part},
+		}
+		if flat.Scaled(i) {
+			work = append(work, cost.Work{Op: "quantize", DType: dtype, Bytes: part * int64(dtype.Size()+1)})
 		}
 		for _, r := range flat.Rest(i) {
 			work = append(work, cost.Work{Op: "zero", DType: tensor.F32, Bytes: 4 * int64(times) * r.Size()})
@@ -297,7 +300,7 @@ func (s *step) state() {
 
 // gathered returns the seconds to gather a bucket's weights, trained and frozen.
 func (s *step) gathered(bucket int) float64 {
-	n := weights(s.demand.flat(s.cfg, s.ranks), bucket) * int64(backend.DType(s.cfg).Size())
+	n := weights(s.demand.flat(s.cfg, s.ranks), bucket, backend.DType(s.cfg))
 	return s.costs.Reduce("all_gather", s.ranks/s.memory.Copies, n)
 }
 

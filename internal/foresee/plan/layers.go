@@ -31,7 +31,7 @@ func (m *Memory) retain() (list []model.Retain) {
 // options returns the options of the model of a run.
 func (m *Memory) options(cfg *config.Config) model.Options {
 	return model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk,
-		Scaled: cfg.Precision.Linears == "fp8", Layers: m.retain()}
+		Layers: m.retain()}
 }
 
 // A kept names the activations of a run.

@@ -159,13 +159,22 @@ func (r *rehearsal) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.Vie
 	return r.mix(r.attention[layer].backward)
 }
 
-// weights returns the parameters of a bucket, trained and frozen.
-func weights(flat *model.FlatLayout, bucket int) int64 {
-	n := flat.Buckets[bucket].Size()
+// weights returns the bytes of a bucket's weights for passes, trained and frozen.
+func weights(flat *model.FlatLayout, bucket int, dtype tensor.DType) int64 {
+	n := read(flat, bucket, dtype)
 	if flat.Frozen != nil {
-		n += flat.Frozen.Buckets[bucket].Size()
+		n += read(flat.Frozen, bucket, dtype)
 	}
 	return n
+}
+
+// read returns the bytes of a bucket of one layout for passes: in a type, or codes.
+func read(flat *model.FlatLayout, bucket int, dtype tensor.DType) int64 {
+	n := flat.Buckets[bucket].Size()
+	if flat.Scaled(bucket) {
+		return n
+	}
+	return n * int64(dtype.Size())
 }
 
 // waits returns the seconds for which a step of micro passes waits for a link that gathers sharded weights, into slots
@@ -192,7 +201,10 @@ func (r *rehearsal) waits(micro, slots int, gather, reduce func(bucket int) floa
 				next = r.uses[i+1].bucket
 			}
 			resident.Use(u.bucket, next)
-			now = max(now, arrives[slot(u.bucket)]) + u.seconds
+			for _, b := range r.flat.With(u.bucket) {
+				now = max(now, arrives[slot(b)])
+			}
+			now += u.seconds
 			work += u.seconds
 			idle()
 			for _, b := range u.done {

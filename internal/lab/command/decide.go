@@ -83,7 +83,7 @@ type chosen struct {
 // choose chooses the attention backend of a config on a machine and writes it into the config, for workers and
 // plan.json.
 func choose(cfg *config.Config, m machine.Machine) (chosen, error) {
-	if cfg.Precision.Linears == "fp8" && !m.MultipliesE4M3() {
+	if cfg.Model.Tuning.FP8() && !m.MultipliesE4M3() {
 		return chosen{}, &InputError{fmt.Errorf("precision.linears: fp8 runs on Hopper GPUs (sm90) and on CPU, and this "+
 			"is %s; write bf16", m)}
 	}

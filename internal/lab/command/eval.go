@@ -123,12 +123,17 @@ func (o *EvalOptions) prepare(
 	if err != nil {
 		return nil, nil, err
 	}
+	linears := "bf16"
+	given, err := config.Parse(name, []byte(base), config.Options{Set: o.Set, NoFiles: true})
+	if err == nil && given.Model.Tuning.LoRA != nil && given.Model.Tuning.LoRA.Base == "fp8" { // bf16 may not fit
+		linears = "fp8"
+	}
 	set = append(set,
 		"data.path="+o.Data, "data.validation={every: 1}", "data.validation.path="+o.Data,
 		fmt.Sprintf("data.validation.samples=%d", o.Samples), "data.shuffle=false",
 		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto",
 		"parallel.ulysses_degree=auto", "parallel.layout=auto", "parallel.transport=auto", "attention.sm_margin=0",
-		"attention.backend=auto", "precision={compute: auto, linears: bf16}",
+		"attention.backend=auto", "precision={compute: auto, linears: "+linears+"}",
 		"memory={recompute: auto, loss_chunk: auto, shard: auto}")
 	if o.SeqLen != "" {
 		set = append(set, "data.seq_len="+o.SeqLen)

@@ -165,8 +165,11 @@ func (o *VerifyOptions) load(path string, ranks int, set ...string) (v verified,
 	if v.choice, err = choose(v.cfg, o.machine); err != nil {
 		return v, err
 	}
-	if v.cfg.Precision.Linears == "fp8" { // E4M3 turns differences of the last bit into those of a code
-		o.scaled, v.cfg.Precision.Linears = true, "bf16"
+	if v.cfg.Model.Tuning.FP8() { // E4M3 turns differences of the last bit into those of a code
+		o.scaled, v.cfg.Model.Tuning.Linears = true, "bf16"
+		if l := v.cfg.Model.Tuning.LoRA; l != nil && l.Base == "fp8" {
+			l.Base = "auto" // the same with FP8
+		}
 	}
 	if v.memory, err = plan.Fit(v.cfg, ranks, o.machine, nil); err != nil {
 		return v, &InputError{err}
@@ -279,7 +282,7 @@ func (o *VerifyOptions) compareLinears(r *verify.Report, one verified,
 	side func(verified, string, job.Train) (*verify.Side, int, error)) (int, error) {
 	one.cfg = verify.Fresh(one.cfg)
 	scaled := *one.cfg
-	scaled.Precision.Linears = "fp8"
+	scaled.Model.Tuning.Linears = "fp8"
 	memory, err := plan.Fit(&scaled, 1, o.machine, nil)
 	if err = cmp.Or(err, memory.Check()); err != nil || r.Reasons["gradients"] != "" {
 		r.Reasons["linears"] = cmp.Or(r.Reasons["gradients"], fmt.Sprint(err))

@@ -143,7 +143,7 @@ func TestLinearsOfFamilies(t *testing.T) {
 		for _, compute := range []string{"precision.compute=fp32", "precision.compute=bf16"} {
 			cfg := Fresh(must.Have(config.Load(path, config.Options{Set: []string{compute}, Ranks: 1, Device: "cpu"})))
 			one := runConfig(t, cfg, 1, train.Probing{Whole: 128})
-			cfg.Precision.Linears = "fp8"
+			cfg.Model.Tuning.Linears = "fp8"
 			scaled := runConfig(t, cfg, 1, train.Probing{Whole: 128, Routes: one.Dir})
 			r := &Report{}
 			if err := CompareLinears(r, cfg, one, scaled); err != nil || !*r.OK || r.Linears.FP8 == r.Linears.Loss {

@@ -66,7 +66,7 @@ func Fresh(cfg *config.Config) *config.Config {
 	if m.Recurs() || m.HasExperts() {
 		n = min(4, m.NumHiddenLayers)
 	}
-	m.From, m.ResizeEmbeddings, m.Tuning = "", 0, hf.Tuning{}
+	m.From, m.ResizeEmbeddings, m.Tuning = "", 0, hf.Tuning{Linears: m.Tuning.Linears}
 	m.NumHiddenLayers, m.InitializerRange = n, 0.25/math.Sqrt(float64(m.HiddenSize))
 	m.LayerTypes, m.NoRopeLayers = m.LayerTypes[:min(n, len(m.LayerTypes))], m.NoRopeLayers[:min(n, len(m.NoRopeLayers))]
 	m.MLPOnlyLayers = slices.DeleteFunc(slices.Clone(m.MLPOnlyLayers), func(layer int) bool { return layer >= n })

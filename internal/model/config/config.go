@@ -157,7 +157,6 @@ type Attention struct {
 type Precision struct {
 	Compute  string // bf16, fp16, fp32, auto
 	GradWire string // fp32, bf16
-	Linears  string // bf16: in the type of Compute; fp8
 }
 
 // Memory selects the state that is kept, recomputed, chunked and sharded.

@@ -193,7 +193,10 @@ var runKeys = []key{
 			"`[mlp.experts.gate_up_proj, mlp.experts.down_proj]`; needs dropout 0; targets can be `[]` beside it; null: none"},
 	{path: "lora.rslora", def: "false", doc: "alpha / sqrt(r) in place of alpha / r (arXiv:2312.03732)"},
 	{path: "lora.from", def: "null", word: "null",
-		doc: "adapter directory of PEFT to continue; all other keys except dropout are its own; null: new adapters"},
+		doc: "adapter directory of PEFT to continue; all other keys except dropout and base are its own; null: new adapters"},
+	{path: "lora.base", def: "auto", choices: []string{"bf16", "fp8", "auto"},
+		doc: "type of the frozen matrices of layers; fp8: E4M3 with a factor for each row, which needs precision.linears: " +
+			"fp8; bf16: the type of compute, also of their products; auto: that of precision.linears"},
 	{path: "lora.exclude_modules", def: "null", word: "null",
 		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Exclude },
 		doc: "targets without an adapter, in the same forms"},
@@ -277,6 +280,7 @@ var runKeys = []key{
 			"rank it changes nothing"},
 
 	{path: "precision.linears", def: "bf16", choices: []string{"bf16", "fp8"},
+		at: func(c *Config) any { return &c.Model.Tuning.Linears },
 		doc: "matrix products of layers; bf16: in the type of compute; fp8: of E4M3 with a factor for each row, about " +
 			"twice as fast on Hopper GPUs, slower on CPU; experts, routers, gates, adapters and the head stay"},
 

@@ -83,7 +83,7 @@ func (l *loader) decodeAdapter(a *hf.LoRA) {
 		slices.Sort(names)
 	}
 	other := blankConfig()
-	have.Dropout, have.From = a.Dropout, a.From
+	have.Dropout, have.From, have.Base = a.Dropout, a.From, a.Base
 	other.Model.Tuning.LoRA = have
 	for i := range keys {
 		k := &keys[i]

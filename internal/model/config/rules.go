@@ -46,11 +46,17 @@ func modelRules(c *Config, f *faults) {
 
 // scaledRule refuses matrices that have no products in E4M3.
 func scaledRule(c *Config, f *faults) {
-	if c.Precision.Linears != "fp8" || !f.ok("precision.linears") || f.within("model", "lora", "train.freeze") {
+	if !f.ok("precision.linears") || f.within("model", "lora", "train.freeze") {
+		return
+	}
+	if !c.Model.Tuning.FP8() {
+		if l := c.Model.Tuning.LoRA; l != nil && l.Base == "fp8" {
+			f.add("lora.base", "fp8 needs precision.linears: fp8; set it, or write auto")
+		}
 		return
 	}
 	for _, t := range c.Model.Tensors() {
-		if n := t.Shape; t.Scaled() && (n[0]%kernels.ScaledUnit != 0 || n[1]%kernels.ScaledUnit != 0) {
+		if n := t.Shape; c.Model.InE4M3(t) && (n[0]%kernels.ScaledUnit != 0 || n[1]%kernels.ScaledUnit != 0) {
 			f.add("precision.linears", "fp8 needs rows and columns that %d divides, and %s has %d x %d; write bf16",
 				kernels.ScaledUnit, t.Name, n[0], n[1])
 			return

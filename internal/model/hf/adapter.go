@@ -13,6 +13,18 @@ import (
 type Tuning struct {
 	Freeze []string // globs over names, such as "model.embed_tokens.*"
 	LoRA   *LoRA    // nil: none
+	// Linears is fp8 if layers multiply matrices in E4M3, else bf16 or empty.
+	Linears string
+}
+
+// FP8 reports whether layers multiply matrices in E4M3.
+func (t *Tuning) FP8() bool { return t.Linears == "fp8" }
+
+// InE4M3 reports whether layers multiply a matrix in E4M3. It then needs no other form.
+func (c *Config) InE4M3(t Tensor) bool {
+	_, _, adapter := Adapted(t.Name)
+	l := c.Tuning.LoRA
+	return c.Tuning.FP8() && t.Scaled() && !adapter && !(l != nil && l.Base == "bf16" && c.Frozen(t))
 }
 
 // LoRA (arXiv:2106.09685) adds Scale * B A x to the product W x of each targeted matrix, and freezes W. The names of A
@@ -28,6 +40,7 @@ type LoRA struct {
 	TargetParameters []string
 	RSLoRA           bool   // arXiv:2312.03732
 	From             string // adapter directory with the first values; "" for new ones
+	Base             string // fp8, bf16 or auto: the type of frozen matrices with Tuning.FP8; auto and "": fp8
 
 	RankPattern, AlphaPattern Patterns // in place of R and Alpha
 

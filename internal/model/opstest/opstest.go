@@ -41,6 +41,7 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		{"Linear", testLinear},
 		{"Quantize", testQuantize},
 		{"ScaledLinear", testScaledLinear},
+		{"ScaledTranspose", testTranspose},
 		{"Bias", testBias},
 		{"RMSNorm", testNorm},
 		{"Rope", testRope},

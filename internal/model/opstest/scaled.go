@@ -65,11 +65,59 @@ func testQuantize(r *rig) {
 			if pass < 2 || pass > 3 {
 				byColumn, _ = r.scaled(cols, (rows+15)/16*16, true)
 			}
-			r.ops.Quantize(byRow, byColumn, x)
+			r.ops.Quantize(byRow, byColumn, x, View{})
 			r.quantized("by row", byRow, xs, cols, cols, 1)
 			r.quantized("by column", byColumn, xs, rows, 1, cols)
+			r.quantizedBy(byRow, byColumn, x, xs)
 		}
 	})
+}
+
+// quantizedBy quantizes x with factors of its columns, and with bounds of the factors of its rows.
+func (r *rig) quantizedBy(byRow, byColumn kernels.Scaled, x View, xs []float64) {
+	r.t.Helper()
+	if byRow.IsZero() {
+		return
+	}
+	rows, cols := x.Rows(), x.Cols()
+	by, bys := r.random(tensor.F32, 1, 1, 1, cols)
+	products := zeros(len(xs))
+	for i, v := range xs {
+		products[i] = float64(float32(v) * float32(bys[i%cols]))
+	}
+	r.ops.Quantize(byRow, byColumn, x, by)
+	r.quantized("by row, with factors of columns", byRow, products, cols, cols, 1)
+	r.quantized("by column, beside it", byColumn, xs, rows, 1, cols)
+	byRow.Least, _ = r.random(tensor.F32, 1, rows, 1, 1)
+	r.ops.Quantize(byRow, byColumn, x, View{})
+	r.quantized("by row, at least", byRow, xs, cols, cols, 1)
+	byRow.Least = byRow.Factors
+	r.ops.Quantize(byRow, byColumn, x, View{})
+	r.quantized("by row, at least its own factors", byRow, xs, cols, cols, 1)
+}
+
+// testTranspose covers parts of a tile, and several.
+func testTranspose(r *rig) {
+	each(r, [][2]int{{0, 16}, {16, 16}, {16, 144}, {144, 48}, {272, 400}}, func(r *rig, s [2]int) {
+		src, _ := r.scaled(s[0], s[1], true)
+		dst, _ := r.scaled(s[1], s[0], false)
+		r.ops.Transpose(dst.View, src.View)
+		from, to := r.bytes(src.View), r.bytes(dst.View)
+		for i, want := range from {
+			if got := to[i%s[1]*s[0]+i/s[1]]; got != want {
+				r.t.Fatalf("byte %d of %v moved to %#02x, want %#02x", i, s, got, want)
+			}
+		}
+	})
+}
+
+func (r *rig) bytes(v View) []byte {
+	r.t.Helper()
+	host, err := r.dev.Download(v)
+	if err != nil {
+		r.t.Fatalf("stream: %v", err)
+	}
+	return tensor.Bytes(host)
 }
 
 // quantized fails the test unless q, which may be zero, has rows of n elements and then 0: element (i, k) is
@@ -79,22 +127,22 @@ func (r *rig) quantized(what string, q kernels.Scaled, xs []float64, n, line, st
 	if q.IsZero() {
 		return
 	}
-	host, err := r.dev.Download(q.View)
-	if err != nil {
-		r.t.Fatalf("stream: %v", err)
+	codes, cols, least := r.bytes(q.View), q.Cols(), zeros(q.Rows())
+	if !q.Least.IsZero() {
+		least = r.read(q.Least)
 	}
-	cols := q.Cols()
 	for i, got := range r.read(q.Factors) {
 		row, largest := make([]float32, cols), float32(0)
 		for k := range n {
 			row[k] = float32(xs[i*line+k*step])
 			largest = max(largest, row[k], -row[k])
 		}
-		factor, finite := max(largest/kernels.LargestE4M3, kernels.LeastFactor), largest-largest == 0
+		factor, finite := max(largest/kernels.LargestE4M3, kernels.LeastFactor,
+			float32(least[i])), largest-largest == 0
 		if finite && got != float64(factor) {
 			r.t.Fatalf("%s: factor %d of %v is %g, want %g", what, i, q.Shape(), got, factor)
 		}
-		for k, got := range tensor.Bytes(host)[i*cols:][:cols] {
+		for k, got := range codes[i*cols:][:cols] {
 			want := half.ToE4M3(row[k] * (1 / factor))
 			switch {
 			case finite:
@@ -142,7 +190,7 @@ func (r *rig) scaledResults() []View {
 	a, _ := r.scaled(rows, cols, true)
 	b, _ := r.scaled(cols, rows, true)
 	y, dw := r.garbage(r.act, 1, rows, 1, rows), r.garbage(r.par, 1, cols, 1, cols)
-	r.ops.Quantize(a, b, x)
+	r.ops.Quantize(a, b, x, View{})
 	r.ops.ScaledLinear(y, a, a, View{})
 	r.ops.ScaledLinear(dw, b, b, View{})
 	return []View{a.View, a.Factors, b.View, b.Factors, y, dw}

@@ -11,8 +11,8 @@ type Residence struct {
 	Gather func(bucket int) error
 }
 
-// Use gathers a bucket unless its slot holds it. It also gathers the next one, and the layer after that, if each has
-// another slot than those before it.
+// Use gathers a bucket, and those used with it, unless their slots hold them. It also gathers the next one, and the
+// layer after that, if each has another slot than those before it.
 func (r *Residence) Use(bucket, next int) error {
 	err := r.need(bucket)
 	if err != nil || next == model.NoBucket || r.Slot(next) == r.Slot(bucket) {
@@ -39,20 +39,26 @@ func (r *Residence) after(bucket, next int) int {
 }
 
 func (r *Residence) need(bucket int) error {
-	if have, ok := r.Holds[r.Slot(bucket)]; ok && have == bucket {
-		return nil
+	for _, b := range r.Flat.With(bucket) {
+		if have, ok := r.Holds[r.Slot(b)]; ok && have == b {
+			continue
+		}
+		r.Holds[r.Slot(b)] = b
+		if err := r.Gather(b); err != nil {
+			return err
+		}
 	}
-	r.Holds[r.Slot(bucket)] = bucket
-	return r.Gather(bucket)
+	return nil
 }
 
 // Forget marks the weights in all slots as old.
 func (r *Residence) Forget() { clear(r.Holds) }
 
-// Fill gathers a bucket if its slot holds none.
+// Fill gathers a bucket alone if its slot holds none.
 func (r *Residence) Fill(bucket int) error {
 	if _, ok := r.Holds[r.Slot(bucket)]; ok {
 		return nil
 	}
-	return r.need(bucket)
+	r.Holds[r.Slot(bucket)] = bucket
+	return r.Gather(bucket)
 }

@@ -65,6 +65,7 @@ type State struct {
 	Masters View // float32: weights of the optimizer
 	Grads   View // float32
 	M, V    View // float32: moments of Masters
+	Factors View // float32: of all rows of matrices in E4M3
 	OnHost  bool // Masters, M and V are in host memory, and pass through Pieces
 	Pieces  [PieceSlots][3]View
 	// Staging is the place for gradients of each bucket in a backward pass; nil if that is Grads. Buckets that are not
@@ -77,6 +78,14 @@ type State struct {
 	// Gathered weights of each bucket, in memory shared by StageOf with slots; nil if compute holds all.
 	buffers []View
 	slots   int
+
+	// The model reads matrices in E4M3 from codes, uint8, all or parts, which compute does not have.
+	codes View
+	// updated, in the type of compute, has the weights that Quantize reads: of a bucket, with keeps of all, and of a base
+	// those of a Rows. Zero: Masters.
+	updated View
+	keeps   bool
+	cut     View // of a base: the codes of a row of which this rank has a part
 
 	// Base holds the weights that training does not change, without masters, moments and gradients; nil: none. With
 	// ShardParameters it is in parts too. Its vectors are whole, in float32.
@@ -121,9 +130,11 @@ func New(a Allocator, o Options) (*State, error) {
 // takeBase allocates the base. Each copy of the model divides it over its own ranks.
 func (s *State) takeBase(t *taking, o Options) error {
 	b := &State{Flat: o.Layout.Frozen, copies: 1}
-	longest := 1
+	longest, row := 1, 0
 	for _, p := range b.Flat.Params {
-		if p.Kind != hf.Product {
+		if p.Kind == hf.Product {
+			row = max(row, p.Shape[1])
+		} else {
 			longest = max(longest, p.Size())
 		}
 	}
@@ -141,13 +152,18 @@ func (s *State) takeBase(t *taking, o Options) error {
 	if int64(read) < b.Flat.Size() {
 		b.shard = ShardParameters
 	}
-	b.compute = t.vector(Base, o.Compute, read)
+	b.compute = t.vector(Base, o.Compute, read-int(b.codesIn(1)))
+	if b.Flat.CodesSize() > 0 {
+		b.takeCodes(t, Base, 1)
+		b.updated = t.vector(Base, o.Compute, max(row, min(LoadSize, int(b.Flat.CodesSize()))))
+		b.cut = t.vector(Base, tensor.U8, row)
+	}
 	b.vectors = t.vector(Base, tensor.F32, int(b.Flat.Buckets[b.Flat.Vectors()].Size()))
 	if !o.Frozen {
 		b.unread = t.vector(Base, tensor.F32, longest)
 	}
 	if b.shard == ShardParameters {
-		b.buffers = stages(b.Flat, s.slots, b.vectors, func(n int) View { return t.vector(Base, o.Compute, n) })
+		b.buffers = b.takeBuffers(t, Base, o.Compute, s.slots)
 	}
 	s.Base = b
 	return nil
@@ -158,27 +174,33 @@ func (s *State) Place(bucket int) (View, model.Range) {
 	if bucket == s.Flat.Vectors() {
 		return s.vectors, s.Flat.Buckets[bucket].Range
 	}
-	return s.Held(s.compute, bucket), s.HeldRange(bucket)
+	return s.Held(s.Read(bucket), bucket), s.HeldRange(bucket)
 }
 
 // takeWeights allocates masters, the model's copy, and memory to gather it.
 func (s *State) takeWeights(t *taking, o Options) {
-	read := int(s.Flat.Size()) // elements of compute
+	read, parts := int(s.Flat.Size()), 0 // elements of compute, and parts of each bucket in it; 0: all
 	if s.shard == ShardParameters {
-		read = s.held() * s.copies
+		read, parts = s.held()*s.copies, s.copies
 	}
 	if o.Masters || o.Compute != tensor.F32 || s.OnHost || s.copies > 1 {
 		s.Masters = t.optimizer(Weights, s.held())
-		s.compute = t.vector(Compute, o.Compute, read)
+		s.compute = t.vector(Compute, o.Compute, read-int(s.codesIn(int64(parts))))
 	} else {
 		s.Masters = t.vector(Weights, tensor.F32, read)
 		s.compute = s.Masters
+	}
+	if s.Flat.CodesSize() > 0 {
+		s.takeCodes(t, Compute, int64(parts))
+		if s.compute != s.Masters {
+			s.takeUpdated(t, o.Compute)
+		}
 	}
 	if s.OnHost || s.shard != ShardNone && s.Masters.Size() < int(s.Flat.Size()) {
 		s.vectors = t.vector(Compute, tensor.F32, int(s.Flat.Buckets[s.Flat.Vectors()].Size()))
 	}
 	if s.shard == ShardParameters {
-		s.buffers = stages(s.Flat, s.slots, s.vectors, func(n int) View { return t.vector(Compute, o.Compute, n) })
+		s.buffers = s.takeBuffers(t, Compute, o.Compute, s.slots)
 	}
 }
 
@@ -193,7 +215,7 @@ func (s *State) takeTraining(t *taking, o Options) {
 	}
 	if s.shard >= ShardGradients {
 		s.Grads = t.vector(Gradients, tensor.F32, s.held())
-		s.Staging = stages(s.Flat, LeastSlots, View{}, func(n int) View { return t.vector(Gradients, tensor.F32, n) })
+		s.Staging = stages(s.Flat, LeastSlots, View{}, func(_, n int) View { return t.vector(Gradients, tensor.F32, n) })
 	} else {
 		s.Grads = t.vector(Gradients, tensor.F32, int(s.Flat.Size()))
 	}
@@ -240,8 +262,11 @@ func (s *State) Zero(ops model.Elementwise) { ops.Zero(s.all...) }
 
 // Params returns the state for the model.
 func (s *State) Params() model.Params {
-	p := model.Params{Layout: s.Flat, Weights: s.Masters, Vectors: s.vectors, Compute: s.compute,
-		BucketCompute: s.buffers, Grads: s.Grads}
+	p := model.Params{Layout: s.Flat, Weights: s.Masters, Vectors: s.vectors, Compute: s.compute, Codes: s.codes,
+		Factors: s.Factors, BucketCompute: s.buffers, Grads: s.Grads}
+	if s.compute == s.Masters && s.buffers == nil {
+		p.Compute = Part(s.compute, int(s.Flat.CodesSize()), s.compute.Size())
+	}
 	if s.Staging != nil {
 		p.Grads, p.BucketGrads = View{}, s.Staging
 	}
@@ -284,6 +309,16 @@ func (s *State) Step(d optim.Device, bucket, lo int, p, m, v, norm2 View, u opti
 // Masters.
 func (s *State) Copied(bucket, lo, n int) View {
 	switch {
+	case s.Flat.Scaled(bucket):
+		if s.updated.IsZero() {
+			return View{}
+		}
+		for b := range bucket {
+			if s.keeps { // the matrices in E4M3 come first
+				lo += int(s.HeldRange(b).Size())
+			}
+		}
+		return Part(s.updated, lo, lo+n)
 	case bucket != s.Flat.Vectors() && s.compute != s.Masters:
 		return Part(s.Held(s.compute, bucket), lo, lo+n)
 	case bucket == s.Flat.Vectors() && s.OnHost:
@@ -315,7 +350,7 @@ func (s *State) Gathered(bucket int) (dst, src View) {
 	case s.buffers != nil:
 		return s.buffers[bucket], s.chunk(bucket)
 	}
-	return s.Whole(s.compute, bucket), s.Own(s.compute, bucket)
+	return s.Whole(s.Read(bucket), bucket), s.Own(s.Read(bucket), bucket)
 }
 
 // Spread returns the destination of an all-gather of a bucket's updated weights between the copies of the model, and
@@ -324,13 +359,13 @@ func (s *State) Spread(bucket int) (dst, src View) {
 	if s.copies == 1 || bucket == s.Flat.Vectors() {
 		return View{}, View{}
 	}
-	return s.chunk(bucket), s.Own(s.compute, bucket)
+	return s.chunk(bucket), s.Own(s.Read(bucket), bucket)
 }
 
-// chunk returns the parts of a bucket in compute.
+// chunk returns the parts of a bucket in codes or compute.
 func (s *State) chunk(bucket int) View {
-	p, n := s.parts[bucket], int64(s.copies)
-	return Part(s.compute, int(p.Lo*n), int(p.Hi*n))
+	v, p, n := s.Read(bucket), s.parts[bucket], int64(s.copies)
+	return Part(v, int(p.Lo*n-s.skipped(v)), int(p.Hi*n-s.skipped(v)))
 }
 
 func (s *State) divide() error {
@@ -354,30 +389,33 @@ func (s *State) divide() error {
 const LeastSlots = 2
 
 // Stages returns the number of memories for whole buckets, of gradients or weights, with slots for layers.
-func Stages(slots int) int { return slots + 2 }
+func Stages(slots int) int { return 2*slots + 2 }
 
-// StageOf returns the memory of a whole bucket. Layers take the slots in turn. The embedding and the head share one,
-// since they are at opposite ends of the pass. The vectors have the last, in use all the time.
+// StageOf returns the memory of a whole bucket. Layers take the slots in turn; matrices in E4M3 have slots of their own.
+// The embedding and the head share one, since they are at opposite ends of the pass. The vectors have theirs all the
+// time.
 func StageOf(flat *model.FlatLayout, bucket, slots int) int {
 	switch key := flat.Buckets[bucket].Key; key.Part {
 	case model.LayerMatrices:
 		return key.Layer % slots
 	case model.AllVectors:
 		return slots + 1
+	case model.ScaledMatrices:
+		return slots + 2 + key.Layer%slots
 	}
 	return slots
 }
 
 // stages allocates the memories, except given vectors, and returns the view of each bucket.
-func stages(flat *model.FlatLayout, slots int, vectors View, vector func(n int) View) []View {
+func stages(flat *model.FlatLayout, slots int, vectors View, vector func(stage, n int) View) []View {
 	sizes, memories := make([]int64, Stages(slots)), make([]View, Stages(slots))
 	for b, bucket := range flat.Buckets {
 		i := StageOf(flat, b, slots)
 		sizes[i] = max(sizes[i], bucket.Size())
 	}
 	for i, n := range sizes {
-		if memories[i] = vectors; i < slots+1 || vectors.IsZero() {
-			memories[i] = vector(int(n))
+		if memories[i] = vectors; i != slots+1 || vectors.IsZero() {
+			memories[i] = vector(i, int(n))
 		}
 	}
 	var out []View
@@ -434,9 +472,9 @@ func (s *State) Share(bucket int) model.Range {
 // partsIn returns the number of parts of each bucket that one of the state's flat buffers holds; 0: it holds all.
 func (s *State) partsIn(v View) int64 {
 	switch {
-	case v == s.compute && s.shard == ShardParameters:
+	case (v == s.compute || v == s.codes) && s.shard == ShardParameters:
 		return int64(s.copies)
-	case v == s.compute, v == s.Grads && s.shard < ShardGradients, s.shard == ShardNone:
+	case v == s.compute, v == s.codes, v == s.Grads && s.shard < ShardGradients, s.shard == ShardNone:
 		return 0
 	}
 	return 1
@@ -450,13 +488,13 @@ func (s *State) Own(v View, bucket int) View {
 		r.Lo = part.Lo*n + int64(s.groups[bucket].Rank)%n*part.Size()
 		r.Hi = r.Lo + part.Size()
 	}
-	return Part(v, int(r.Lo), int(r.Hi))
+	return Part(v, int(r.Lo-s.skipped(v)), int(r.Hi-s.skipped(v)))
 }
 
 // Whole returns a bucket of a flat buffer that holds all.
 func (s *State) Whole(v View, bucket int) View {
 	b := s.Flat.Buckets[bucket]
-	return Part(v, int(b.Lo), int(b.Hi))
+	return Part(v, int(b.Lo-s.skipped(v)), int(b.Hi-s.skipped(v)))
 }
 
 // Held returns the part of a bucket in a flat buffer of the optimizer.

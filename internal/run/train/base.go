@@ -16,6 +16,7 @@ import (
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/model/state"
 	"github.com/cprun/cprun/kernels"
 )
 
@@ -211,15 +212,37 @@ func (t *Trainer) fillBase(ctx context.Context, from source32, drawn drawn) erro
 		return nil
 	}
 	return t.stage.indirect(func() error {
-		for b := range base.Flat.Buckets {
+		for b, bucket := range base.Flat.Buckets {
+			if bucket.Size() == 0 {
+				continue
+			}
 			v, held := base.Place(b)
 			if !base.Sharded() {
 				v, held = t.divide(b, v, held)
 			}
-			if err := t.fillBucket(ctx, base.Flat.Params, v, held, from, drawn); err != nil {
+			err := error(nil)
+			if base.Flat.Scaled(b) {
+				err = t.fillCodes(ctx, b, v, held, from, drawn)
+			} else {
+				err = t.fillBucket(ctx, base.Flat.Params, v, held, from, drawn)
+			}
+			if err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// fillCodes sets the codes of a range of a bucket. Rows that its ends cut are read whole, for their factors.
+func (t *Trainer) fillCodes(ctx context.Context, bucket int, v View, held model.Range, from source32,
+	drawn drawn) error {
+	base := t.share.Base
+	for _, r := range base.Rows(bucket, held, state.LoadSize) {
+		if err := t.fillBucket(ctx, base.Flat.Params, base.Loaded(r), r.Whole, from, drawn); err != nil {
+			return err
+		}
+		base.QuantizeLoaded(t.dev.Ops, r, state.Part(v, int(r.Lo-held.Lo), int(r.Hi-held.Lo)))
+	}
+	return nil
 }

@@ -96,6 +96,10 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 		{"memory.offload=both", "memory.shard=gradients", "memory.recompute=full", "model.num_hidden_layers=6"},
 		{"memory.offload=activations", "model.num_hidden_layers=6"},
 		{"memory.offload=optimizer", "memory.shard=parameters", "precision.compute=bf16"},
+		append(slices.Clone(sixteens), "memory.shard=none", "precision.compute=bf16"),
+		append(slices.Clone(sixteens), "memory.shard=optimizer"), append(slices.Clone(sixteens), "lora={r: 4}"),
+		append(slices.Clone(sixteens), "memory.shard=parameters", "memory.offload=optimizer"),
+		append(slices.Clone(sixteens), "memory.shard=parameters", "precision.compute=bf16", "lora={r: 4}"),
 		{"precision.grad_wire=bf16", "memory.shard=optimizer"}, {"precision.grad_wire=bf16", "memory.shard=gradients"},
 		{"precision.grad_wire=bf16", "memory.shard=parameters", "precision.compute=bf16"},
 	} {
@@ -106,6 +110,10 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 // small makes the example's model quick to train. Its tensors still have different sizes, none a multiple of another.
 var small = []string{"model.hidden_size=56", "model.intermediate_size=136", "model.num_hidden_layers=3",
 	"data.validation.samples=1"}
+
+// sixteens makes products those of E4M3, with widths for them.
+var sixteens = []string{"model.hidden_size=48", "model.intermediate_size=80", "model.head_dim=16",
+	"precision.linears=fp8"}
 
 // checkPlan compares a plan with the trainers of a config, and if the CPU can run it, with a step.
 func checkPlan(t *testing.T, ranks int, run bool, set []string) {

@@ -23,7 +23,7 @@ func checkUses(slot func(bucket int) int, flat *model.FlatLayout, cfg *hf.Config
 			next = flat.Embedding() // as between the micro batches of a step
 		}
 		err = cmp.Or(err, r.Use(bucket, next))
-		for _, b := range []int{bucket, flat.Vectors()} {
+		for _, b := range append(flat.With(bucket), flat.Vectors()) {
 			if have, ok := in[slot(b)]; err == nil && (!ok || have != b) {
 				err = fmt.Errorf("weights of bucket %d would be read without a gather, or after bucket %d has replaced "+
 					"them", b, have)
@@ -34,7 +34,7 @@ func checkUses(slot func(bucket int) int, flat *model.FlatLayout, cfg *hf.Config
 	for range 2 {
 		r.Forget()
 		clear(in)
-		for _, b := range order(flat) {
+		for _, b := range updates(flat) {
 			err = cmp.Or(err, r.Fill(b))
 		}
 		model.Plan(cfg, opt, 1, 1, tensor.F32)

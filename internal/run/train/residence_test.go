@@ -173,10 +173,17 @@ func (t *Trainer) reuse() {
 		if err := x.use(bucket, next); err != nil || !x.Gathers() {
 			return err
 		}
+		used := map[int]bool{x.Slot(x.Flat.Vectors()): true}
+		for _, b := range []int{bucket, next} {
+			for b != model.NoBucket && !used[x.Slot(b)] {
+				for _, w := range x.Flat.With(b) {
+					used[x.Slot(w)] = true
+				}
+			}
+		}
 		for b, v := range params.BucketCompute {
 			slot := x.Slot(b)
-			if slot == x.Slot(bucket) || slot == x.Slot(x.Flat.Vectors()) || next != model.NoBucket &&
-				slot == x.Slot(next) {
+			if used[slot] {
 				continue
 			}
 			x.gathers[slot].arrive()
@@ -271,8 +278,10 @@ func TestDelaysLeaveNoTrace(t *testing.T) {
 			{"model.num_hidden_layers=1", "model.tie_word_embeddings=false"},
 			{"model.num_hidden_layers=3", "model.tie_word_embeddings=false", "precision.compute=bf16",
 				"lora={r: 4, modules_to_save: [embed_tokens, lm_head]}"},
+			append(slices.Clone(sixteens), "model.num_hidden_layers=3", "precision.compute=bf16"),
+			append(slices.Clone(sixteens), "model.num_hidden_layers=3", "lora={r: 4}"),
 		} {
-			if (testing.Short() || j == 3) && shard != "parameters" && i != j {
+			if (testing.Short() || j >= 3) && shard != "parameters" && i != j {
 				continue
 			}
 			cfg := delayConfig(t, 2, append(set, "memory.shard="+shard)...)
@@ -316,14 +325,17 @@ func lossOf(t *testing.T, line string) float64 {
 func TestCopiesLeaveNoTrace(t *testing.T) {
 	t.Parallel()
 	none := func(*Trainer, <-chan struct{}) {}
-	for _, compute := range []string{"fp32", "bf16", "fp32 adapters"} {
+	for _, compute := range []string{"fp32", "bf16", "fp32 adapters", "bf16 scaled", "fp32 scaled adapters"} {
 		for _, copies := range []int{2, 4} {
-			if (testing.Short() || strings.Contains(compute, "adapters")) && (compute == "bf16") != (copies == 4) {
+			if (testing.Short() || strings.Contains(compute, " ")) && strings.HasPrefix(compute, "bf16") != (copies == 4) {
 				continue
 			}
 			kind, adapters, _ := strings.Cut(compute, " ")
 			set := []string{"model.num_hidden_layers=3", "precision.compute=" + kind}
-			if adapters != "" {
+			if strings.Contains(compute, "scaled") {
+				set = append(set, sixteens...)
+			}
+			if strings.Contains(adapters, "adapters") {
 				set = append(set, "lora={r: 4}", "optimizer.lr=0.1")
 			}
 			whole := delayConfig(t, 4, append(set, "memory.shard=gradients")...)

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/state"
@@ -93,6 +94,13 @@ func (t *Trainer) gather() error {
 		p.Wait()
 	}
 	t.divides = nil
+	if base, group := t.share.Base, t.share.groups[0]; base != nil && group.Size() > 1 && base.Flat.FactorsSize() > 0 {
+		p, err := group.AllReduce(base.Factors, comm.Max) // each rank has set some, and the others are 0
+		if err != nil {
+			return fmt.Errorf("gathering the factors of frozen weights: %w", err)
+		}
+		p.Wait()
+	}
 	return nil
 }
 

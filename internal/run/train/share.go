@@ -31,6 +31,7 @@ type sharing struct {
 	updater  *updater       // nil: the optimizer's state is on the device
 	gathers  []pendings     // by slot
 	spreads  []comm.Pending // by bucket: updated weights on their way between copies; nil if complete
+	stale    []bool         // by bucket: weights are updated, and codes not yet
 	reduces  []reduction    // by bucket, or by staging buffer
 	first    bool           // first pass of the step
 	last     bool           // last pass of the step
@@ -46,11 +47,12 @@ type reduction struct {
 
 func newSharing(d *Device, s *state.State) *sharing {
 	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat},
-		gathers: make([]pendings, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets))}
+		gathers: make([]pendings, len(s.Flat.Buckets)), spreads: make([]comm.Pending, len(s.Flat.Buckets)),
+		stale: make([]bool, len(s.Flat.Buckets))}
 	x.resident = state.Residence{Flat: s.Flat, Slot: s.Slot, Holds: map[int]int{}, Gather: x.gather}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
-		x.reduces = x.reduces[:state.Stages(state.LeastSlots)]
+		x.reduces = make([]reduction, state.Stages(state.LeastSlots))
 	}
 	x.wire = wire{ops: d.Ops, send: s.Wire}
 	return x
@@ -78,7 +80,9 @@ func (x *sharing) use(bucket, next int) error {
 		next = x.Flat.Embedding()
 	}
 	err := x.resident.Use(bucket, next)
-	x.gathers[x.Slot(bucket)].arrive()
+	for _, b := range x.Flat.With(bucket) {
+		x.gathers[x.Slot(b)].arrive()
+	}
 	return err
 }
 
@@ -176,15 +180,23 @@ func (x *sharing) waitAndAccumulate(at int) {
 	}
 }
 
-// order returns the buckets with weights in the order of a forward pass.
+// order returns the buckets that a forward pass calls Use with. The pass uses others with them.
 func order(flat *model.FlatLayout) []int {
 	buckets := []int{flat.Embedding(), flat.Vectors()}
 	for b := range flat.Buckets {
-		if !flat.Empty(b) && !slices.Contains(buckets[:2], b) {
+		if !flat.Empty(b) && !flat.Scaled(b) && !slices.Contains(buckets[:2], b) {
 			buckets = append(buckets, b)
 		}
 	}
 	return buckets
+}
+
+// updates returns all buckets with weights in the order of a forward pass.
+func updates(flat *model.FlatLayout) (list []int) {
+	for _, b := range order(flat) {
+		list = append(list, flat.With(b)...)
+	}
+	return list
 }
 
 // step ends a step: it waits for the gradients, adds their squares to norm2, reduces sums, which include norm2, over
@@ -219,9 +231,15 @@ func (x *sharing) renew(set func(bucket int)) error {
 	if x.across != nil {
 		begin = x.spread
 	}
-	for _, b := range order(x.Flat) {
+	for _, b := range updates(x.Flat) {
 		if x.Flat.Buckets[b].Size() > 0 {
 			set(b)
+			x.stale[b] = x.Flat.Scaled(b)
+		}
+		if x.updater == nil {
+			if err := x.quantize(b); err != nil { // before another update overwrites their input
+				return err
+			}
 		}
 		if x.updater != nil && x.across == nil {
 			continue
@@ -233,10 +251,37 @@ func (x *sharing) renew(set func(bucket int)) error {
 	return nil
 }
 
+// quantize sets the codes of a bucket after an update. Ranks with parts of a row find its factor together.
+func (x *sharing) quantize(bucket int) error {
+	if !x.stale[bucket] {
+		return nil
+	}
+	x.stale[bucket] = false
+	group, rows := x.groups[bucket], x.Flat.Buckets[bucket].Rows
+	factors, parts := state.Part(x.Factors, int(rows.Lo), int(rows.Hi)), x.Sharded() && group.Size() > 1
+	if parts {
+		x.dev.Ops.Zero(factors) // also of other ranks' rows
+	}
+	x.Quantize(x.dev.Ops, bucket, false)
+	if !parts {
+		return nil
+	}
+	p, err := group.AllReduce(factors, comm.Max)
+	if err != nil {
+		return fmt.Errorf("factors of matrices in E4M3: %w", err)
+	}
+	p.Wait()
+	x.Quantize(x.dev.Ops, bucket, true)
+	return nil
+}
+
 // spread begins to send this rank's updated part of a bucket to the copies of the model.
 func (x *sharing) spread(bucket int) (err error) {
 	if x.updater != nil {
 		x.updater.follow(bucket)
+	}
+	if err := x.quantize(bucket); err != nil {
+		return err
 	}
 	if dst, src := x.Spread(bucket); !dst.IsZero() {
 		if x.spreads[bucket], err = x.across.AllGather(dst, src); err != nil {
@@ -274,6 +319,9 @@ func (x *sharing) gather(bucket int) error {
 	x.gathers[x.Slot(bucket)].arrive()
 	if x.updater != nil {
 		x.updater.follow(bucket)
+	}
+	if err := x.quantize(bucket); err != nil {
+		return err
 	}
 	arrive(&x.spreads[bucket])
 	for i, of := range []*state.State{x.State, x.Base} {

@@ -246,7 +246,7 @@ type source struct {
 func (t *Trainer) build(o *Options) (err error) {
 	cfg, shape, room := t.cfg, &t.cfg.Model.Config, o.Room
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk,
-		Scaled: cfg.Precision.Linears == "fp8", Layers: room.Layers, Hooks: t.share.hooks()}
+		Layers: room.Layers, Hooks: t.share.hooks()}
 	t.share.label.streams = append([]tensor.Stream{t.dev.Stream}, t.dev.Copies...)
 	if t.moves != nil {
 		opt.Hooks.Keep, opt.Hooks.Bring = t.moves.keep, t.moves.bring

@@ -29,7 +29,7 @@ type updater struct {
 
 // newUpdater returns the updater of a state, after the compute stream's work so far, which zeroes it.
 func newUpdater(dev *Device, s *state.State) (*updater, error) {
-	u := &updater{State: s, dev: dev, order: order(s.Flat), fresh: make([]tensor.Event, len(s.Flat.Buckets))}
+	u := &updater{State: s, dev: dev, order: updates(s.Flat), fresh: make([]tensor.Event, len(s.Flat.Buckets))}
 	u.queued = len(u.order)
 	for _, n := range []struct {
 		to   *tensor.Stream

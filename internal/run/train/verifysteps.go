@@ -239,7 +239,7 @@ func pieces(v View, f func(lo int, part View) error) (err error) {
 // of its own part that differ from the optimizer's.
 func (t *Trainer) weightsRead(ctx context.Context) (sums safetensors.Entry, stale int, err error) {
 	h, s, all := &rowHashes{}, t.share.State, []byte(nil)
-	for _, b := range order(s.Flat) {
+	for _, b := range order(s.Flat) { // not the matrices in E4M3
 		if s.Flat.Buckets[b].Size() == 0 {
 			continue
 		}
@@ -291,7 +291,7 @@ func (t *Trainer) read(bucket int) View {
 	case p.BucketCompute != nil:
 		return p.BucketCompute[bucket]
 	}
-	return s.Whole(p.Compute, bucket)
+	return s.Whole(s.Read(bucket), bucket)
 }
 
 // fileTypes has the types of weights in files.

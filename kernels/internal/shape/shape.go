@@ -87,12 +87,21 @@ func Gates(op string, vectors []View, xs ...View) {
 	}
 }
 
-// Quantize panics unless byRow and byColumn match x: see Quantize of model.Ops.
-func Quantize(op string, byRow, byColumn kernels.Scaled, x View) {
+// Quantize panics unless the others match x: see Quantize of model.Ops.
+func Quantize(op string, byRow, byColumn kernels.Scaled, x, by View) {
 	rows, cols := x.Rows(), x.Cols()
 	padded := (rows + kernels.ScaledUnit - 1) / kernels.ScaledUnit * kernels.ScaledUnit
 	Must(byRow.IsZero() || isScaled(byRow, rows, cols), op, x, byRow.View, byRow.Factors)
 	Must(byColumn.IsZero() || isScaled(byColumn, cols, padded), op, x, byColumn.View, byColumn.Factors)
+	Must(byRow.Least.IsZero() || isFloats(byRow.Least, rows), op, x, byRow.Least)
+	Must(byColumn.Least.IsZero() && (by.IsZero() || !byRow.IsZero() && isFloats(by, cols)), op, x, by)
+}
+
+// Transpose panics unless dst has the shape of src transposed: see Transpose of model.Ops.
+func Transpose(op string, dst, src View) {
+	rows, cols := src.Rows(), src.Cols()
+	Must(rows%kernels.ScaledUnit == 0 && cols%kernels.ScaledUnit == 0 && dst.Rows() == cols && dst.Cols() == rows &&
+		dst.DType() == tensor.U8 && src.DType() == tensor.U8 && dst.IsDense() && src.IsDense(), op, dst, src)
 }
 
 // ScaledLinear panics unless y and the operands match: see ScaledLinear of model.Ops.
@@ -105,5 +114,7 @@ func ScaledLinear(op string, y View, a, b kernels.Scaled, add View) {
 // isScaled reports whether s has this shape, dense, and a factor for each row.
 func isScaled(s kernels.Scaled, rows, cols int) bool {
 	return s.Rows() == rows && s.Cols() == cols && s.DType() == tensor.U8 && s.IsDense() &&
-		s.Factors.Size() == rows && s.Factors.DType() == tensor.F32 && s.Factors.IsDense()
+		isFloats(s.Factors, rows)
 }
+
+func isFloats(v View, n int) bool { return v.Size() == n && v.DType() == tensor.F32 && v.IsDense() }

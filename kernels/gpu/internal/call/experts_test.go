@@ -83,7 +83,7 @@ func (h hostExperts) call(program, kernel string, grid, block [2]int, shared int
 			h.move(&x.X.At, &x.Before.At, &x.Y.At, &x.DX.At, &x.Dbefore.At, &x.W, &x.Partial)
 			copy(room(int(unsafe.Sizeof(x)), 8), unsafe.Slice((*byte)(unsafe.Pointer(&x)), unsafe.Sizeof(x)))
 		case source.Quantize:
-			h.move(&x.X, &x.ByRow, &x.ByColumn, &x.RowFactors, &x.ColumnFactors, &x.Largest)
+			h.move(&x.X, &x.ByRow, &x.ByColumn, &x.RowFactors, &x.ColumnFactors, &x.Largest, &x.By, &x.Least)
 			copy(room(int(unsafe.Sizeof(x)), 8), unsafe.Slice((*byte)(unsafe.Pointer(&x)), unsafe.Sizeof(x)))
 		case source.Router:
 			copy(room(int(unsafe.Sizeof(x)), 8), unsafe.Slice((*byte)(unsafe.Pointer(&x)), unsafe.Sizeof(x)))

@@ -25,16 +25,24 @@ const (
 	quantizeThreads = 256 // of a block; 512 at most if it holds a row
 )
 
+// Transpose returns the arguments and the launch of model.Ops.Transpose, of a matrix that is not empty.
+func Transpose(dst, src View) (source.Quantize, QuantizeLaunch) {
+	rows, columns := src.Rows(), src.Cols()
+	grid := [2]int{(columns + quantizeSide - 1) / quantizeSide, (rows + quantizeSide - 1) / quantizeSide}
+	return source.Quantize{X: src.Addr(), ByColumn: dst.Addr(), Rows: int32(rows), Columns: int32(columns)},
+		QuantizeLaunch{"transpose", grid, quantizeThreads, quantizeSide*(quantizeSide+4) + 4*quantizeSide/32}
+}
+
 // Quantize returns the arguments and the launches of model.Ops.Quantize. The caller has checked shapes, and that codes
 // begin at a multiple of 16 bytes. It sets Largest to memory with that number of zero bytes.
-func Quantize(byRow, byColumn kernels.Scaled, x View) (p source.Quantize, zeros int64, list []QuantizeLaunch) {
+func Quantize(byRow, byColumn kernels.Scaled, x, by View) (p source.Quantize, zeros int64, list []QuantizeLaunch) {
 	rows, columns := x.Rows(), x.Cols()
 	p = source.Quantize{X: x.Addr(), ByRow: byRow.Addr(), ByColumn: byColumn.Addr(), RowFactors: byRow.Factors.Addr(),
-		ColumnFactors: byColumn.Factors.Addr(), Rows: int32(rows), Columns: int32(columns),
-		Stride: int32(byColumn.Cols())}
+		ColumnFactors: byColumn.Factors.Addr(), By: by.Addr(), Least: byRow.Least.Addr(), Rows: int32(rows),
+		Columns: int32(columns), Stride: int32(byColumn.Cols())}
 	name, any := map[tensor.DType]string{tensor.F32: "fp32", tensor.F16: "fp16", tensor.BF16: "bf16"}[x.DType()], "any_"
 	ceil := func(n, of int) int { return max(1, (n+of-1)/of) } // an empty matrix has factors
-	if columns%quantizeOctet == 0 && x.Addr()%16 == 0 {
+	if columns%quantizeOctet == 0 && (x.Addr()|by.Addr())%16 == 0 {
 		any = ""
 		if threads := 32 * ceil(columns, 32*quantizeOctet*quantizeHeld); byColumn.IsZero() && threads <= 512 {
 			return p, 0, []QuantizeLaunch{{"quantize_rows_" + name, [2]int{rows, 1}, threads, 4 * 32}}

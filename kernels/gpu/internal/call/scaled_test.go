@@ -14,16 +14,20 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// TestQuantizeOnHost compares codes and factors with their definition: whole and partial tiles, several tiles and
-// blocks, rows too long for a block, empty matrices, NaN, infinities and small magnitudes, with vectors and without.
-func TestQuantizeOnHost(t *testing.T) {
-	var names []string
+func scaledKernels() []string {
+	names := []string{"transpose"}
 	for _, k := range []string{"rows", "largest", "largest_any", "cast", "cast_any"} {
 		for _, ty := range []string{"bf16", "fp16", "fp32"} {
 			names = append(names, "quantize_"+k+"_"+ty)
 		}
 	}
-	h := newHostExperts(t, ScaledProgram, names...)
+	return names
+}
+
+// TestQuantizeOnHost compares codes and factors with their definition: whole and partial tiles, several tiles and
+// blocks, rows too long for a block, empty matrices, NaN, infinities and small magnitudes, with vectors and without.
+func TestQuantizeOnHost(t *testing.T) {
+	h := newHostExperts(t, ScaledProgram, scaledKernels()...)
 	for _, s := range []struct{ rows, columns, shift int }{
 		{1, 8, 0}, {17, 520, 0}, {300, 264, 0}, {40, 136, 1}, {129, 263, 0}, {16, 1, 0}, {3, 2056, 0}, {2, 65544, 0},
 		{0, 16, 0}, {9, 0, 0},
@@ -52,7 +56,14 @@ func TestQuantizeOnHost(t *testing.T) {
 				if wanted&2 > 0 {
 					byColumn = h.scaled(s.columns, (s.rows+kernels.ScaledUnit-1)/kernels.ScaledUnit*kernels.ScaledUnit)
 				}
-				p, zeros, launches := Quantize(byRow, byColumn, x)
+				by, least := View{}, View{}
+				var bys []float32
+				if byRow.Size() > 0 {
+					by, _ = h.put(tensor.F32, normals(h, s.columns), 1, 1, 1, s.columns)
+					least, _ = h.put(tensor.F32, normals(h, s.rows), 1, s.rows, 1, 1)
+					bys, byRow.Least = tensor.Data[float32](by), least
+				}
+				p, zeros, launches := Quantize(byRow, byColumn, x, by)
 				p.Largest = h.ints(make([]int32, zeros/4), 1, int(zeros/4), 1, 1).Addr()
 				for _, l := range launches {
 					h.call(ScaledProgram, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, p)
@@ -60,8 +71,36 @@ func TestQuantizeOnHost(t *testing.T) {
 				of := near.Decode(x)
 				what := fmt.Sprintf("%v of %v, results %d", s, dtype, wanted)
 				at := func(row, column int) float32 { return float32(of[row*s.columns+column]) }
-				checkScaled(t, what+" by row", byRow, at, s.columns)
+				checkScaled(t, what+" by row", byRow, func(i, k int) float32 { return at(i, k) * bys[k] }, s.columns)
 				checkScaled(t, what+" by column", byColumn, func(i, k int) float32 { return at(k, i) }, s.rows)
+			}
+		}
+	}
+}
+
+func normals(h hostExperts, n int) []float64 {
+	list := make([]float64, n)
+	for i := range list {
+		list[i] = h.rng.NormFloat64()
+	}
+	return list
+}
+
+// TestTransposeOnHost compares bytes: parts of a tile, and several.
+func TestTransposeOnHost(t *testing.T) {
+	h := newHostExperts(t, ScaledProgram, scaledKernels()...)
+	for _, s := range [][2]int{{16, 16}, {144, 48}, {272, 400}} {
+		h.used = 0
+		src, dst := h.scaled(s[0], s[1]).View, h.scaled(s[1], s[0]).View
+		from := tensor.Data[uint8](src)
+		for i := range from {
+			from[i] = uint8(h.rng.IntN(256))
+		}
+		p, l := Transpose(dst, src)
+		h.call(ScaledProgram, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, p)
+		for i, want := range from {
+			if got := tensor.Data[uint8](dst)[i%s[1]*s[0]+i/s[1]]; got != want {
+				t.Fatalf("byte %d of %v moved to %#02x, want %#02x", i, s, got, want)
 			}
 		}
 	}
@@ -94,6 +133,9 @@ func checkScaled(t *testing.T, what string, got kernels.Scaled, x func(i, k int)
 			}
 		}
 		want := max(largest/kernels.LargestE4M3, kernels.LeastFactor)
+		if !got.Least.IsZero() {
+			want = max(want, tensor.Data[float32](got.Least)[i])
+		}
 		if factor != want {
 			t.Fatalf("%s: factor %d is %v, want %v", what, i, factor, want)
 		}

@@ -1,5 +1,5 @@
 // Quantization to E4M3 with a factor for each row, or for each column of a matrix that it transposes; see
-// kernels/scaled.go.
+// kernels/scaled.go. And the transpose of codes.
 //
 // By row alone, a block keeps a row in registers, so that it reads x once. Otherwise quantize_largest finds the largest
 // magnitudes of rows and columns, and quantize_cast reads x again: a column is too long for a block.
@@ -11,6 +11,7 @@ struct Quantize {
   unsigned char *by_row, *by_column;    // [rows, columns] and [columns, stride], or NULL
   float *row_factors, *column_factors;  // not NULL with their codes
   unsigned* largest;                    // bits of magnitudes of rows, then of columns; 0 at first
+  const float *by, *least;              // NULL, or factors of columns in by_row; and bounds of row_factors
   int rows, columns, stride, unused;
 };
 
@@ -61,6 +62,18 @@ __device__ __forceinline__ uint2 codes_of(const float (&x)[OCTET], float inverse
       e4m3x4(x[4] * inverse, x[5] * inverse, x[6] * inverse, x[7] * inverse));
 }
 
+// load_by reads the factors of 8 columns.
+template <bool FAST> __device__ __forceinline__ void load_by(const Quantize& p, int column, float (&by)[OCTET]) {
+#pragma unroll
+  for (int k = 0; k < OCTET; k++) by[k] = 1;
+  if (!p.by || column >= p.columns) return;
+  if constexpr (FAST) {
+    *(float4*)by = *(const float4*)(p.by + column), *(float4*)(by + 4) = *(const float4*)(p.by + column + 4);
+  } else {
+    for (int k = 0; k < OCTET && column + k < p.columns; k++) by[k] = p.by[column + k];
+  }
+}
+
 __device__ __forceinline__ float factor_of(float largest) { return fmaxf(largest / LARGEST_E4M3, LEAST_FACTOR); }
 
 // quantize_rows quantizes a row per block. Its threads hold the whole row.
@@ -69,20 +82,26 @@ template <class T> __device__ __forceinline__ void quantize_rows(const Quantize&
   Octet<T> held[HELD];
 #pragma unroll
   for (int i = 0; i < HELD; i++) held[i].template load<true>(p, row, (i * blockDim.x + threadIdx.x) * OCTET);
-  float largest = 0, x[OCTET];
+  float largest = 0, x[OCTET], by[OCTET];
 #pragma unroll
   for (int i = 0; i < HELD; i++) {
     held[i].get(x);
+    load_by<true>(p, (i * blockDim.x + threadIdx.x) * OCTET, by);
 #pragma unroll
-    for (int k = 0; k < OCTET; k++) largest = fmaxf(largest, fabsf(x[k]));
+    for (int k = 0; k < OCTET; k++) largest = fmaxf(largest, fabsf(x[k] * by[k]));
   }
-  float factor = factor_of(block_max(largest, (float*)block_memory())), inverse = 1 / factor;
+  float factor = factor_of(block_max(largest, (float*)block_memory()));
+  if (p.least) factor = fmaxf(factor, p.least[row]);
+  float inverse = 1 / factor;
   if (threadIdx.x == 0) p.row_factors[row] = factor;
 #pragma unroll
   for (int i = 0; i < HELD; i++) {
     int column = (i * blockDim.x + threadIdx.x) * OCTET;
     if (column >= p.columns) break;
     held[i].get(x);
+    load_by<true>(p, column, by);
+#pragma unroll
+    for (int k = 0; k < OCTET; k++) x[k] *= by[k];
     *(uint2*)(p.by_row + (long long)row * p.columns + column) = codes_of(x, inverse);
   }
 }
@@ -92,7 +111,8 @@ template <bool FAST, class T> __device__ __forceinline__ void quantize_largest(c
   constexpr int ROWS = SIDE / WARPS, WIDE = 32 * OCTET;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int first = blockIdx.y * SIDE + warp * ROWS, column = blockIdx.x * WIDE + lane * OCTET;
-  float columns[OCTET] = {};
+  float columns[OCTET] = {}, by[OCTET];
+  load_by<FAST>(p, column, by);
   unsigned mine = 0; // the largest of row first + lane
 #pragma unroll 1
   for (int i = 0; i < ROWS; i += HELD) {
@@ -105,7 +125,7 @@ template <bool FAST, class T> __device__ __forceinline__ void quantize_largest(c
       held[j].get(x);
 #pragma unroll
       for (int k = 0; k < OCTET; k++) {
-        largest = fmaxf(largest, fabsf(x[k]));
+        largest = fmaxf(largest, fabsf(x[k] * by[k]));
         columns[k] = fmaxf(columns[k], fabsf(x[k]));
       }
       unsigned all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
@@ -141,6 +161,7 @@ template <bool FAST, class T> __device__ __forceinline__ void quantize_cast(cons
   int at = (of_column ? left : top) + threadIdx.x % SIDE;
   if (at < (of_column ? p.columns : p.rows)) {
     float factor = factor_of(__uint_as_float(p.largest[of_column ? p.rows + at : at]));
+    if (!of_column && p.least) factor = fmaxf(factor, p.least[at]);
     float* factors = of_column ? p.column_factors : p.row_factors;
     if (factors && (of_column ? top : left) == 0) factors[at] = factor;
     inverses[threadIdx.x] = 1 / factor;
@@ -148,6 +169,8 @@ template <bool FAST, class T> __device__ __forceinline__ void quantize_cast(cons
   __syncthreads();
 
   uint2 words[OCTET]; // of each column
+  float by[OCTET];
+  load_by<FAST>(p, left + column, by);
 #pragma unroll
   for (int i = 0; i < HELD; i += 4) {
     float x[4][OCTET];
@@ -155,7 +178,10 @@ template <bool FAST, class T> __device__ __forceinline__ void quantize_cast(cons
     for (int j = 0; j < 4; j++) {
       held[i + j].get(x[j]);
       if (!p.by_row || top + row + i + j >= p.rows) continue;
-      uint2 codes = codes_of(x[j], inverses[row + i + j]);
+      float y[OCTET];
+#pragma unroll
+      for (int k = 0; k < OCTET; k++) y[k] = x[j][k] * by[k];
+      uint2 codes = codes_of(y, inverses[row + i + j]);
       unsigned char* to = p.by_row + (long long)(top + row + i + j) * p.columns + left + column;
       if constexpr (FAST) {
         if (left + column < p.columns) *(uint2*)to = codes;
@@ -185,6 +211,35 @@ template <bool FAST, class T> __device__ __forceinline__ void quantize_cast(cons
     if (left + column >= p.columns || top + piece * 16 >= p.stride) continue;
     *(uint4*)(p.by_column + (long long)(left + column) * p.stride + top + piece * 16) =
         *(const uint4*)(tile + column * SIDE + (piece ^ column / OCTET % 8) * 16);
+  }
+}
+
+// transpose sets by_column to the transpose of x, both of bytes. A thread turns words of 4 rows; a gap after 32 columns
+// in shared memory lets a warp's stores meet no bank twice.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) transpose(Quantize p) {
+  constexpr int WORDS = SIDE / 4;
+  unsigned* tile = (unsigned*)block_memory(); // [SIDE columns][WORDS + 1]
+  int lane = threadIdx.x % 32, top = blockIdx.y * SIDE, left = blockIdx.x * SIDE;
+  const char* from = (const char*)p.x + left + 4 * lane;
+#pragma unroll
+  for (int word = threadIdx.x / 32; word < WORDS; word += WARPS) {
+    unsigned x[4] = {};
+#pragma unroll
+    for (int r = 0, row = top + 4 * word; r < 4; r++, row++) {
+      if (row < p.rows && left + 4 * lane < p.columns) x[r] = *(const unsigned*)(from + (long long)row * p.columns);
+    }
+    unsigned* to = tile + 4 * lane * (WORDS + 1) + lane / 8 + word;
+    unsigned a = __byte_perm(x[0], x[1], 0x5140), b = __byte_perm(x[2], x[3], 0x5140);
+    unsigned c = __byte_perm(x[0], x[1], 0x7362), d = __byte_perm(x[2], x[3], 0x7362);
+    to[0] = __byte_perm(a, b, 0x5410), to[WORDS + 1] = __byte_perm(a, b, 0x7632);
+    to[2 * (WORDS + 1)] = __byte_perm(c, d, 0x5410), to[3 * (WORDS + 1)] = __byte_perm(c, d, 0x7632);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int column = threadIdx.x / 32; column < SIDE; column += WARPS) {
+    if (left + column >= p.columns || top + 4 * lane >= p.rows) continue;
+    *(unsigned*)(p.by_column + (long long)(left + column) * p.rows + top + 4 * lane) =
+        tile[column * (WORDS + 1) + column / 32 + lane];
   }
 }
 

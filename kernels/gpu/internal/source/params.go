@@ -270,6 +270,7 @@ type Router struct {
 type Quantize struct {
 	X, ByRow, ByColumn, RowFactors, ColumnFactors uint64
 	Largest                                       uint64 // of uint32 for each row, then for each column
+	By, Least                                     uint64 // of float32 for each column; for each row; or 0
 	Rows, Columns, Stride, Unused                 int32
 }
 

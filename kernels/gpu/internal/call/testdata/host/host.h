@@ -96,6 +96,14 @@ void start_product(const Multiplication& m);
 void commit_products();
 void wait_products(int pending);
 
+// __byte_perm returns the bytes of y:x that the nibbles of select name.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned select) {
+  unsigned long long both = (unsigned long long)y << 32 | x;
+  unsigned z = 0;
+  for (int i = 0; i < 4; i++) z |= (unsigned)(both >> 8 * (select >> 4 * i & 7) & 0xff) << 8 * i;
+  return z;
+}
+
 // exchange returns f over the values of all lanes of the warp. f gets a function that returns a lane's value.
 template <class X, class F> auto exchange(const X& mine, F f) {
   static_assert(sizeof(X) <= 64, "a slot has 64 bytes");
