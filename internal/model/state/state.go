@@ -391,9 +391,8 @@ const LeastSlots = 2
 // Stages returns the number of memories for whole buckets, of gradients or weights, with slots for layers.
 func Stages(slots int) int { return 2*slots + 2 }
 
-// StageOf returns the memory of a whole bucket. Layers take the slots in turn; matrices in E4M3 have slots of their own.
-// The embedding and the head share one, since they are at opposite ends of the pass. The vectors have theirs all the
-// time.
+// StageOf returns the memory of a whole bucket. Layers take the slots in turn, and their matrices in E4M3 others. The
+// embedding and the head share one, since they are at opposite ends of the pass. The vectors have theirs all the time.
 func StageOf(flat *model.FlatLayout, bucket, slots int) int {
 	switch key := flat.Buckets[bucket].Key; key.Part {
 	case model.LayerMatrices:
