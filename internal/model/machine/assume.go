@@ -52,16 +52,17 @@ func count(field func(*Machine) *int) func(*Machine, string) error {
 }
 
 // AssumeHelp is the help text of --assume.
-const AssumeHelp = "plan for another machine, `k=v,...` of gpu=h200 (or h200, or arch=sm90), cudnn=9.1.0, flash=built, " +
-	"gpus=8, hosts=16, memory=80G, link=450G, net=50G, ram=2T (repeatable)"
+const AssumeHelp = "plan for another machine, `k=v,...` of gpu=h200 (or h200, or arch=sm90), cudnn=9.1.0, " +
+	"flash=built, gpus=8, hosts=16, memory=80G, link=450G, net=50G, ram=2T (repeatable)"
 
 // AssumeError is a fault of the --assume flag Arg; Msg describes it.
 type AssumeError struct{ Arg, Msg string }
 
 func (e *AssumeError) Error() string { return fmt.Sprintf("--assume %.200q: %s", e.Arg, e.Msg) }
 
-// Assume returns the machine for a list of --assume flags, each "key=value,...", or of a card its name alone. By default a GPU has no cuDNN, and has
-// flash kernels, which are compiled on the machine itself. The error joins an AssumeError for each fault.
+// Assume returns the machine for a list of --assume flags, each "key=value,..."; the name of a card is enough. By
+// default a GPU has no cuDNN, and has flash kernels, which are compiled on the machine itself. The error joins an
+// AssumeError for each fault.
 func Assume(args []string) (Machine, error) {
 	m := Machine{Assumed: len(args) > 0}
 	given, faults := map[string]string{}, []error(nil)
