@@ -91,7 +91,7 @@ var defects = []defect{
 		"lossScale/float64(f.valid)*float64(i+1)", "windows", "gradient of lm_head.weight"},
 	{"micro batches that are no sum", "internal/run/train/share.go", "state.LeastSlots), !x.first",
 		"state.LeastSlots), false", "windows", "with [memory.shard=gradients]: gradient of"},
-	{"one rotary table for all layers", "internal/model/hf/layer.go", "c.Ropes() > 1 &&", "c.Ropes() > 2 &&",
+	{"one rotary table for all layers", "internal/model/hf/layer.go", "case c.localRope() && l.", "case false && l.",
 		"local", "rotation of keys of layer 0"},
 	{"one rotary base for all layers", "internal/model/rope.go", "cmp.Or(cfg.RopeLocalBaseFreq, cfg.RopeTheta)",
 		"cfg.RopeTheta", "local", "rotation of keys of layer 0"},

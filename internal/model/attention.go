@@ -11,6 +11,8 @@ import (
 //	h   = Wo attention(q, k, v);  with a norm of the branch, its norm, or scaled
 //	q   = rope(norm(qRaw)), qRaw = Wq n1, n1 = norm(x); k likewise; without head norms in place
 //
+// v is Wv n1, or with KeyValues Wk n1; with value norms it is normalised.
+//
 // With gates, Wo multiplies the result times their sigmoids. The projection of queries has a head's rows, then its
 // gate's.
 //
@@ -21,6 +23,7 @@ type attendViews struct {
 	q, k, v    View // [B, S, H, D], [B, S, K, D], [B, S, K, Dv], rotated
 	qRaw, kRaw View // with head norms, the inputs of these; else zero
 	qInv, kInv View // [B, S, H, 1], [B, S, K, 1], of head norms; [B, S, 1, 1] of norms over all heads
+	vRaw, vInv View // likewise of value norms; with KeyValues vRaw is zero, since it is kRaw
 	outGate    View // [B, S, H, Dv], the gate of the result, if the family has it; later its gradient
 	inv1, n1   View // [B, S, 1, 1] and [B, S, 1, E], the norm of x, if the family has it; else zero
 
@@ -31,7 +34,13 @@ type attendViews struct {
 func (l *attend) views(list []saved, m *Model, s *activations) []saved {
 	t, f, x, e := m.dtype, m.accum, l.Mixer, m.cfg.HiddenSize
 	raw, branch, input := l.copies(hf.QueryNorm), m.changes(l.layer, hf.AttentionNorm), l.copies(hf.InputNorm)
-	gates, qInv, kInv := 0, x.Heads, x.KVHeads
+	gates, qInv, kInv, vInv, vRaw := 0, x.Heads, x.KVHeads, 0, 0
+	if x.ValueNorms {
+		vInv, vRaw = x.KVHeads, x.KVHeads
+	}
+	if x.KeyValues {
+		vRaw = 0
+	}
 	if x.Gated {
 		gates = x.Heads
 	}
@@ -49,6 +58,8 @@ func (l *attend) views(list []saved, m *Model, s *activations) []saved {
 		{&s.kRaw, t, raw * x.KVHeads, x.Dim, ofMixer, 0},
 		{&s.qInv, f, raw * qInv, 1, ofMixer, 0},
 		{&s.kInv, f, raw * kInv, 1, ofMixer, 0},
+		{&s.vRaw, t, vRaw, x.DimV, ofMixer, 0},
+		{&s.vInv, f, vInv, 1, ofMixer, 0},
 		{&s.inv1, f, input, 1, ofMixerTile, 0},
 		{&s.n1, t, input, e, ofMixerTile, 0},
 		{&s.gated, t, gates, x.DimV, ofTile, 0},
@@ -64,16 +75,21 @@ func (l *attend) forward(p *pass, s *activations, known bool) error {
 	p.allocTile(l.layer, &rows, ofMixerTile, ofMixerTile)
 	for lo, hi := range p.tiles(s.x) {
 		t := p.tile(l.layer, &rows, lo, hi)
-		q, k := t.raw()
+		q, k, v := t.raw()
 		each := p.a.Mark()
 		n1 := p.operand(l.input(p, &t, false), l.at(hf.Query), l.at(hf.Key), l.at(hf.Value))
 		l.queries(p, q, n1, &t)
 		p.project(l.layer, hf.Key, k, n1, View{})
-		p.project(l.layer, hf.Value, t.v, n1, View{})
+		if !l.Mixer.KeyValues {
+			p.project(l.layer, hf.Value, v, n1, View{})
+		}
 		p.a.Release(each)
 	}
 	p.a.Release(mark)
-	q, k := s.raw()
+	q, k, v := s.raw()
+	if l.Mixer.ValueNorms {
+		l.normRope(p, s.v, s.vInv, v, valueNorm, -1)
+	}
 	l.normRope(p, s.q, s.qInv, q, hf.QueryNorm, l.Rope.Query)
 	l.normRope(p, s.k, s.kInv, k, hf.KeyNorm, l.Rope.Key)
 	if known {
@@ -150,11 +166,18 @@ func (l *attend) normRopeBackward(p *pass, dx, dy, x, inv View, norm hf.Role, ta
 }
 
 // raw returns the projections before norm and rotation; without head norms the memory of the rotated ones.
-func (s *activations) raw() (q, k View) {
-	if s.qRaw.IsZero() {
-		return s.q, s.k
+func (s *activations) raw() (q, k, v View) {
+	q, k, v = s.q, s.k, s.v
+	if !s.qRaw.IsZero() {
+		q, k = s.qRaw, s.kRaw
 	}
-	return s.qRaw, s.kRaw
+	switch {
+	case !s.vRaw.IsZero():
+		v = s.vRaw
+	case !s.vInv.IsZero():
+		v = k
+	}
+	return q, k, v
 }
 
 // angles returns a rotary table; zero Views for -1.
@@ -162,9 +185,16 @@ func (p *pass) angles(table int) (cos, sin View) {
 	if table < 0 {
 		return View{}, View{}
 	}
-	n := p.b.IDs.Len(tensor.Batch)
-	lo := p.b.Cos.Len(tensor.Batch) / p.cfg.Ropes() * table
-	return p.b.Cos.Slice(tensor.Batch, lo, lo+n), p.b.Sin.Slice(tensor.Batch, lo, lo+n)
+	pairs, lo := p.cfg.RopePairs(), 0
+	for _, n := range pairs[:table] {
+		lo += p.b.Cos.Size() / p.cfg.AllPairs() * n
+	}
+	batch, seq, n := p.b.IDs.Len(tensor.Batch), p.b.IDs.Len(tensor.Seq), pairs[table]
+	of := func(v View) View {
+		v = v.Reshape([4]int{1, 1, 1, v.Size()}).Slice(tensor.Dim, lo, lo+batch*seq*n)
+		return v.Reshape([4]int{batch, seq, 1, n})
+	}
+	return of(p.b.Cos), of(p.b.Sin)
 }
 
 func (l *attend) output(p *pass, t *activations) {
@@ -220,11 +250,18 @@ func (l *attend) backward(p *pass, d, do View, s *activations) error {
 	if err := p.att.Backward(l.index, g, do, s.q, s.k, s.v, s.out); err != nil {
 		return err
 	}
+	qRaw, kRaw, vRaw := s.raw()
 	dq, dk, dv := do, s.k, s.v // no longer needed
-	qRaw, kRaw := s.raw()
+	if l.Mixer.ValueNorms {
+		l.normRopeBackward(p, dv, g.DV, vRaw, s.vInv, valueNorm, -1)
+	} else {
+		p.ops.Copy(dv, g.DV)
+	}
 	l.normRopeBackward(p, dq, g.DQ, qRaw, s.qInv, hf.QueryNorm, l.Rope.Query)
 	l.normRopeBackward(p, dk, g.DK, kRaw, s.kInv, hf.KeyNorm, l.Rope.Key)
-	p.ops.Copy(dv, g.DV)
+	if l.Mixer.KeyValues {
+		p.ops.Add(dk, dv)
+	}
 	p.a.Release(mark)
 
 	p.allocTile(l.layer, s, ofMixerTile, ofMixerTile)
@@ -252,7 +289,9 @@ func (l *attend) inputBackward(p *pass, d, dq, dk, dv View, t *activations) {
 	in, gq, gk, gv := p.inputDW(n1, q, k, v), p.gradient(dq, q, dx), p.gradient(dk, k, dx), p.gradient(dv, v, dx)
 	p.projectDW(l.layer, hf.Query, gq, in)
 	p.projectDW(l.layer, hf.Key, gk, in)
-	p.projectDW(l.layer, hf.Value, gv, in)
+	if !l.Mixer.KeyValues {
+		p.projectDW(l.layer, hf.Value, gv, in)
+	}
 	if !dx {
 		return
 	}
@@ -262,7 +301,9 @@ func (l *attend) inputBackward(p *pass, d, dq, dk, dv View, t *activations) {
 	}
 	p.linearDX(dn1, gq, q, !normed)
 	p.linearDX(dn1, gk, k, true)
-	p.linearDX(dn1, gv, v, true)
+	if !l.Mixer.KeyValues {
+		p.linearDX(dn1, gv, v, true)
+	}
 	if normed {
 		p.ops.RMSNormBackward(d, norm.g, dn1, t.x, t.inv1, norm.w, true)
 	}

@@ -44,8 +44,8 @@ func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs
 	c.batch = Batch{
 		IDs:     tensor.FromSlice(ids, batch, seq, 1, 1),
 		Targets: tensor.FromSlice(targets, batch, seq, 1, 1),
-		Cos:     tensor.New(weights.DType(), cfg.Ropes()*batch, seq, 1, cfg.RotaryDim()/2),
-		Sin:     tensor.New(weights.DType(), cfg.Ropes()*batch, seq, 1, cfg.RotaryDim()/2),
+		Cos:     tensor.New(weights.DType(), batch, seq, 1, cfg.AllPairs()),
+		Sin:     tensor.New(weights.DType(), batch, seq, 1, cfg.AllPairs()),
 	}
 	NewRope(cfg).Fill(c.batch.Cos, c.batch.Sin, positions, slices.Repeat([]int{seq}, len(positions)))
 	return c

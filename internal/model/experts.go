@@ -47,7 +47,7 @@ func (l *experts) forward(p *pass, t *activations, y, x, add View) {
 	}
 	defer p.a.Release(p.a.Mark())
 	e, choice, weight := l.MLP.Experts, l.chosen(t.choice), l.chosen(t.weight)
-	p.project(l.layer, hf.Router, t.logits, operand{View: x}, View{})
+	p.project(l.layer, hf.Router, t.logits, operand{View: t.routerInput(x)}, View{})
 	if !t.routed {
 		p.ops.Route(weight, choice, t.logits, l.at(hf.Correction).w, e.Router)
 		if r := p.b.Routes; !r.Load.IsZero() {
@@ -69,12 +69,45 @@ func (l *experts) forward(p *pass, t *activations, y, x, add View) {
 	down := p.a.Alloc(p.dtype, 1, act.Rows(), 1, x.Cols())
 	p.groupLinear(down, kernels.Operand{View: act}, l.at(hf.ExpertDown), pairs)
 	l.groupAdd(p, hf.ExpertDown, down, pairs)
-	p.ops.Combine(y, add, down, weight, pairs)
+	p.ops.Combine(y, add, down, l.weights(p, t), pairs)
+}
+
+// routerInput returns the router's input beside x, that of the experts.
+func (t *activations) routerInput(x View) View {
+	if t.route.IsZero() {
+		return x
+	}
+	return t.route
+}
+
+// weights returns the weights of a tile's choices, times the experts' factors if the layer has them.
+func (l *experts) weights(p *pass, t *activations) View {
+	weight, scale := l.chosen(t.weight), l.at(hf.ChoiceScale).w
+	if scale.IsZero() {
+		return weight
+	}
+	y := p.a.Alloc(p.accum, shape(weight)...)
+	p.ops.ScaleChoices(y, View{}, weight, View{}, l.chosen(t.choice), scale)
+	return y
+}
+
+// weightsBackward replaces dweight by the gradient of the weights without the factors, and adds to that of the factors.
+func (l *experts) weightsBackward(p *pass, dweight View, t *activations, pairs kernels.Pairs) {
+	scale := l.at(hf.ChoiceScale)
+	if scale.w.IsZero() {
+		return
+	}
+	defer p.a.Release(p.a.Mark())
+	terms, ones := p.a.Alloc(p.accum, shape(dweight)...), p.a.Alloc(p.dtype, 1, dweight.Len(tensor.Seq), 1, 1)
+	p.ops.ScaleChoices(dweight, terms, dweight, l.chosen(t.weight), l.chosen(t.choice), scale.w)
+	p.ops.Zero(ones)
+	p.ops.Affine(ones, ones, 1, 1)
+	p.groupSum(scale, kernels.Operand{View: ones, ByToken: true}, terms, pairs)
 }
 
 func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate bool) {
 	defer p.a.Release(p.a.Mark())
-	e, choice, weight := l.MLP.Experts, l.chosen(t.choice), l.chosen(t.weight)
+	e, choice, weight := l.MLP.Experts, l.chosen(t.choice), l.weights(p, t)
 	pairs, in, da := p.sort(e, choice), places(t.in, e), places(t.act, e)
 	byToken, dout := kernels.Operand{View: x, ByToken: true}, kernels.Operand{View: dy, ByToken: true}
 	down, up, router := l.at(hf.ExpertDown), l.at(hf.ExpertIn), l.at(hf.Router)
@@ -94,19 +127,25 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 	}
 	p.groupLinearDW(down, dout, kernels.Operand{View: scaled}, pairs)
 	p.groupLinearDW(up, kernels.Operand{View: din}, byToken, pairs)
+	l.weightsBackward(p, dweight, t, pairs)
 	dlogits := p.a.Alloc(p.dtype, shape(t.logits)...)
 	p.ops.RouteBackward(dlogits, dweight, choice, t.logits, p.dshare, p.counted(x), e.Router)
 	drouted := operand{View: dlogits}
-	p.projectDW(l.layer, hf.Router, drouted, operand{View: x})
+	p.projectDW(l.layer, hf.Router, drouted, operand{View: t.routerInput(x)})
 
 	if l.shared != nil {
 		l.shared.backward(p, dx, dy, x, t, accumulate)
 		accumulate = true
 	}
-	p.linearDX(dx, drouted, router, accumulate)
+	sum := dx
+	if t.route.IsZero() {
+		p.linearDX(dx, drouted, router, accumulate)
+	} else if p.linearDX(t.route, drouted, router, false); !accumulate {
+		sum = View{}
+	}
 	dpairs := p.a.Alloc(p.dtype, 1, din.Rows(), 1, x.Cols())
 	p.groupLinearDX(dpairs, kernels.Operand{View: din}, up, pairs)
-	p.ops.Combine(dx, dx, dpairs, View{}, pairs)
+	p.ops.Combine(dx, sum, dpairs, View{}, pairs)
 }
 
 // groupAdd adds an expert's bias, if it has one.

@@ -13,7 +13,8 @@ import (
 
 // fixtures lists the directories with models of transformers, from testdata/parity.
 var fixtures = []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn",
-	"../families/gemma2", "../families/gemma3", "../families/granite", "../families/llama-bias", "../families/mistral", "../families/phi3",
+	"../families/gemma2", "../families/gemma3", "../families/gemma4_text", "../families/gemma4_text-dense",
+	"../families/gemma4_unified_text", "../families/granite", "../families/llama-bias", "../families/mistral", "../families/phi3",
 	"../families/ministral3", "../families/olmo2", "../families/olmo3", "../families/qwen2", "../families/seed-oss",
 	"../families/smollm3", "../families/qwen3_moe", "../families/mixtral", "../families/glm4_moe", "../families/gpt_oss",
 	"../families/qwen3_5_text", "../families/qwen3_5_moe_text", "../families/qwen3_next",

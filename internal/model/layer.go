@@ -153,9 +153,18 @@ func (p *pass) layerForward(i int, out View, kept activations, again bool) error
 	for lo, hi := range p.tiles(s.x) {
 		t := p.tile(l, &s, lo, hi)
 		l.mixer.output(p, &t)
-		l.mlp.forward(p, &t, part(out, lo, hi))
+		y := part(out, lo, hi)
+		l.mlp.forward(p, &t, y)
+		p.scaleLayer(l, y)
 	}
 	return nil
+}
+
+// scaleLayer multiplies a layer's output, or its gradient, by the layer's factor, if it has one.
+func (p *pass) scaleLayer(l *layer, v View) {
+	if by := l.at(hf.LayerScale).w; !by.IsZero() {
+		p.ops.Scale(v, v, by)
+	}
 }
 
 // layerBackward replaces d, the gradient of the layer's output, by the gradient of its input, and adds to the gradients
@@ -164,6 +173,7 @@ func (p *pass) layerForward(i int, out View, kept activations, again bool) error
 func (p *pass) layerBackward(i int, d View, s activations) error {
 	l, last := p.layers[i], ofTile
 	s.routed = true
+	p.scaleLayer(l, d)
 	p.transpose(l)
 	if !s.all {
 		last = ofAgain

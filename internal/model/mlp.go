@@ -27,6 +27,8 @@ func newMLP(l *layer) mlp {
 		return &gated{l, hf.Gate, hf.Up, hf.Down, ""}
 	case l.MLP.Width == 0:
 		return &experts{layer: l}
+	case l.MLP.Apart:
+		return &apart{l, &gated{l, hf.SharedGate, hf.SharedUp, hf.SharedDown, ""}, &experts{layer: l}}
 	}
 	return &experts{l, &gated{l, hf.SharedGate, hf.SharedUp, hf.SharedDown, hf.SharedScale}}
 }
@@ -37,6 +39,7 @@ type mlpViews struct {
 	// With a factor for each token: its argument, [B, S, 1, 1], and the product of y with it.
 	scale, scaled View
 	expertViews
+	apartViews
 
 	// If the summand is not the mlp's result, that, its scale and, for a tile that is computed again, the summand.
 	down, downInv, branch View // [B, S, 1, E], [B, S, 1, 1], [B, S, 1, E]
@@ -81,6 +84,7 @@ func (l *mlpBranch) forward(p *pass, t *activations, out View) {
 // of h is also the first part of the gradient of x.
 func (l *mlpBranch) backward(p *pass, d View, t *activations) {
 	dy := d
+	t.dh = d
 	if !t.down.IsZero() {
 		dy = t.down
 		p.summandBackward(l.layer, hf.MLPNorm, dy, d, t.downInv)

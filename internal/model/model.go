@@ -37,7 +37,7 @@ const DefaultLossChunk = 1024
 type Batch struct {
 	IDs     View // int32 [batch, seq, 1, 1]
 	Targets View // int32 [batch, seq, 1, 1]; negative: no target
-	Cos     View // float32 [ropes * batch or more, seq, 1, pairs], one rotary table after the other; see Rope.Fill
+	Cos     View // float32, one rotary table of [batch or more, seq, 1, pairs] after the other; see Rope.Fill
 	Sin     View // likewise
 
 	// Parts, if given, divide the rows of the batch. Forward then sums the losses of each part separately.
@@ -92,6 +92,7 @@ type Model struct {
 	softcap float64   // of logits; 0: none
 	embedBy float64   // factor of the embedding; 0: none
 	shifts  []shifted // of trained and frozen vectors, if norms multiply by 1 + weight
+	widest  int       // the largest norm without weight; 0: none
 
 	flat   *FlatLayout
 	lowest int    // the backward pass ends in this layer; -1: with the embedding
@@ -148,7 +149,12 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 		m.opt.Layers[i].Save = SaveInput // none below computes it again
 	}
 	for i := range cfg.NumHiddenLayers {
-		m.layers = append(m.layers, newLayer(cfg, i))
+		l := newLayer(cfg, i)
+		m.layers = append(m.layers, l)
+		if l.Mixer.ValueNorms {
+			l.parts[valueNorm] = &weight{frozen: true}
+			m.widest = max(m.widest, l.Mixer.DimV)
+		}
 	}
 	m.head = &m.embed
 	if !cfg.TieWordEmbeddings {
@@ -256,14 +262,27 @@ type pass struct {
 	b      Batch
 	tokens View // b.Tokens as one sequence; zero: adapters drop nothing
 	dshare View // [1, 1, 1, E], the gradient of each token's share; zero: none
+	ones   View // [1, 2, 1, n], the weight of norms without one, and its gradient, which nobody reads; zero: none
 	row    int  // the first token of the tile
 	dry    bool // it only measures memory
 }
 
 func (m *Model) pass(a *tensor.Arena, b Batch) *pass { return &pass{Model: m, a: a, b: b} }
 
-// shift allocates 1 + vectors and makes the norms read them.
+// valueNorm is the norm of value heads, whose weight is 1 and no parameter.
+const valueNorm hf.Role = "value norm"
+
+// shift allocates 1 + vectors and makes the norms read them; those without weight read ones.
 func (p *pass) shift() {
+	if p.widest > 0 {
+		p.ones = p.a.Alloc(p.accum, 1, 2, 1, p.widest)
+		for _, l := range p.layers {
+			if w := l.parts[valueNorm]; w != nil {
+				both := p.ones.Slice(tensor.Dim, 0, l.Mixer.DimV)
+				w.w, w.g = both.Slice(tensor.Seq, 0, 1), both.Slice(tensor.Seq, 1, 2)
+			}
+		}
+	}
 	for k := range p.shifts {
 		s := &p.shifts[k]
 		s.to = p.a.Alloc(s.from.DType(), 1, 1, 1, s.from.Size())
@@ -338,6 +357,10 @@ func (p *pass) layersForward(layers []activations, next int) error {
 	}
 	for _, s := range p.shifts {
 		p.ops.Affine(s.to, s.from, 1, 1)
+	}
+	if !p.ones.IsZero() {
+		p.ops.Zero(p.ones)
+		p.ops.Affine(p.ones, p.ones, 1, 1)
 	}
 	for i := range p.layers {
 		above := p.flat.Layer(i + 1)

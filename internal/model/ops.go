@@ -104,6 +104,8 @@ type Elementwise interface {
 	GateBackward(dx, dgate, dy, x, gate View)
 	// Affine sets y = x * scale + shift, of one type. y may be x.
 	Affine(y, x View, scale, shift float64)
+	// Scale sets y = x * by, of one type. by is one element of the type of parameters. y may be x.
+	Scale(y, x, by View)
 	// SoftCap replaces x by limit * tanh(x / limit).
 	SoftCap(x View, limit float64)
 	// Dropout sets y to d of x; y may be x. tokens: int32 [batch, seq, 1, 1], the numbers of the rows for d.Random.
@@ -127,6 +129,10 @@ type Experts interface {
 	// RouteBackward sets dlogits, of the type of activations, given dweight. For the tokens of Count it adds the gradient
 	// given dshare, [1, 1, 1, E], as that of the softmax of each row, unless that is the zero View.
 	RouteBackward(dlogits, dweight, choice, logits, dshare, tokens View, r kernels.Router)
+	// ScaleChoices sets y to x times the element of scale, [1, 1, 1, E], of each choice, and unless it is the zero View,
+	// terms to x times weight: with gradients as x, the terms of the gradient of scale. y, terms, x and weight, [1, T, k,
+	// 1], and scale have the type of parameters. y may be x.
+	ScaleChoices(y, terms, x, weight, choice, scale View)
 	// Count adds the choices of each expert to load, float64 [1, 1, 1, E], and unless it is the zero View, the softmax of
 	// each row of logits to share, likewise. It counts the rows with tokens >= 0, int32 [1, T, 1, 1], or all with the zero
 	// View.

@@ -38,7 +38,7 @@ func NewParam(t hf.Tensor, cfg *hf.Config) Param {
 	case adapts:
 	case matrix, t.Kind == hf.Filter:
 		p.Std = cmp.Or(cfg.InitializerRange, 0.02)
-	case t.Kind == hf.Scale && !cfg.Centred(t):
+	case t.Kind == hf.Scale && !cfg.Centred(t), t.Role == hf.LayerScale:
 		p.Mean = 1
 	}
 	return p

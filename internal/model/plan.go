@@ -79,7 +79,7 @@ func phantomModel(cfg *hf.Config, ops Ops, att Attention, opt Options, dtype ten
 // phantomBatch returns a batch without memory, and a sum of losses.
 func phantomBatch(cfg *hf.Config, batch, tokens int) (b Batch, loss View) {
 	ids := phantom(tensor.I32, batch, tokens, 1, 1)
-	table := phantom(tensor.F32, cfg.Ropes()*batch, tokens, 1, cfg.RotaryDim()/2)
+	table := phantom(tensor.F32, batch, tokens, 1, cfg.AllPairs())
 	return Batch{IDs: ids, Targets: ids, Tokens: ids, Cos: table, Sin: table}, phantom(tensor.F64, 1, 1, 1, 1)
 }
 
@@ -104,6 +104,7 @@ func (nopOps) GLUBackward(_, _, _, _, _ View, _ kernels.Activation)             
 func (nopOps) Gate(_, _, _ View)                                                             {}
 func (nopOps) GateBackward(_, _, _, _, _ View)                                               {}
 func (nopOps) Affine(_, _ View, _, _ float64)                                                {}
+func (nopOps) Scale(_, _, _ View)                                                            {}
 func (nopOps) SoftCap(_ View, _ float64)                                                     {}
 func (nopOps) Embed(_, _, _ View)                                                            {}
 func (nopOps) EmbedBackward(_, _, _ View)                                                    {}
@@ -116,6 +117,7 @@ func (nopOps) FoldSink(_, _, _ View) error                                      
 func (nopOps) SinkGrad(_, _, _, _, _ View) error                                             { return nil }
 func (nopOps) Route(_, _, _, _ View, _ kernels.Router)                                       {}
 func (nopOps) RouteBackward(_, _, _, _, _, _ View, _ kernels.Router)                         {}
+func (nopOps) ScaleChoices(_, _, _, _, _, _ View)                                            {}
 func (nopOps) Count(_, _, _, _, _ View)                                                      {}
 func (nopOps) Sort(kernels.Pairs, View)                                                      {}
 func (nopOps) GroupLinear(_ View, _ kernels.Operand, _ View, _ kernels.Pairs, _ bool)        {}

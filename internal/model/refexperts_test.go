@@ -97,6 +97,22 @@ func (refOps) Route(weight, choice, logits, correction View, r kernels.Router) {
 }
 
 // RouteBackward applies the chain rule to the definition: weights, scores, logits.
+func (refOps) ScaleChoices(y, terms, x, weight, choice, scale View) {
+	X, C, S := get(x), ints(choice), get(scale)
+	Y := make([]float64, len(X))
+	for i, e := range C {
+		Y[i] = X[i] * S[e]
+	}
+	if !terms.IsZero() {
+		W := get(weight)
+		for i := range X {
+			X[i] *= W[i]
+		}
+		put(terms, X)
+	}
+	put(y, Y)
+}
+
 func (refOps) RouteBackward(dlogits, dweight, choice, logits, dshare, tokens View, r kernels.Router) {
 	n, k := logits.Cols(), choice.Cols()
 	L, C, DW, DL := get(logits), ints(choice), get(dweight), make([]float64, logits.Size())

@@ -287,6 +287,14 @@ func (refOps) Affine(y, x View, scale, shift float64) {
 	put(y, X)
 }
 
+func (refOps) Scale(y, x, by View) {
+	X, s := get(x), get(by)[0]
+	for i := range X {
+		X[i] *= s
+	}
+	put(y, X)
+}
+
 func (refOps) SoftCap(x View, limit float64) {
 	X := get(x)
 	for i := range X {

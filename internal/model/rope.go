@@ -14,7 +14,7 @@ import (
 // InvFreq[i]. The frequencies, stretched or not, equal Hugging Face's modeling_rope_utils operation by operation and in
 // its precision, since weights depend on the rounding of these tables.
 type Rope struct {
-	InvFreq []float32
+	InvFreq []float32 // 0: the pair does not rotate
 	// Local is the second table, if there is one: of layers with a window, never scaled, or of queries, whose cos and sin
 	// grow as in hf.RopeScaling.QueryBeta.
 	Local []float32
@@ -29,11 +29,13 @@ type Rope struct {
 
 // NewRope computes the frequencies of a model.
 func NewRope(cfg *hf.Config) *Rope {
-	powers := powersOf(cfg, cfg.RopeTheta)
+	pairs := cfg.RopePairs()
+	powers := powersOf(cfg.RopeTheta, pairs[0])
 	r := &Rope{InvFreq: inverse(powers, nil), Factor: 1}
-	if cfg.Ropes() > 1 { // unless they are of queries
-		r.Local = inverse(powersOf(cfg, cmp.Or(cfg.RopeLocalBaseFreq, cfg.RopeTheta)), nil)
+	if len(pairs) > 1 { // unless they are of queries
+		r.Local = inverse(powersOf(cmp.Or(cfg.RopeLocalBaseFreq, cfg.RopeTheta), pairs[1]), nil)
 	}
+	clear(r.InvFreq[cfg.RotatingPairs():])
 	s := cfg.RopeScaling
 	if s == nil {
 		return r
@@ -72,12 +74,11 @@ func longFactor(s *hf.RopeScaling) float64 {
 }
 
 // powersOf returns the base to the power of each pair's exponent.
-func powersOf(cfg *hf.Config, theta float64) []float32 {
-	dim := cfg.RotaryDim()
-	powers := make([]float32, dim/2)
+func powersOf(theta float64, pairs int) []float32 {
+	powers := make([]float32, pairs)
 	for i := range powers {
 		// torch raises the base to a float32 tensor: the exponent and the power are rounded.
-		powers[i] = float32(math.Pow(theta, float64(float32(2*i)/float32(dim))))
+		powers[i] = float32(math.Pow(theta, float64(float32(2*i)/float32(2*pairs))))
 	}
 	return powers
 }
@@ -166,7 +167,7 @@ func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
 
 // Fill writes the tables for positions, which count from 0 in each document: this rank's tokens, batch after batch.
 // lengths are those of the tokens' documents, for Long; without it they may be nil. cos, sin: [batch, seq, 1, pairs] on
-// the host, twice that with Local, float32, or float64 for a float64 model.
+// the host, and with Local a table of it after that, float32, or float64 for a float64 model.
 //
 // The angle is the float32 product of position and frequency, as in Hugging Face and other trainers. At a million
 // positions it is off by up to 0.03 rad in the fastest pairs, but an exact angle would disagree with every library that

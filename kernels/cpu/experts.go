@@ -86,6 +86,33 @@ func route[T tensor.Float](c *Kernels, weight, choice, logits, correction tensor
 	})
 }
 
+// ScaleChoices sets y to x times the element of scale of each choice, and unless it is the zero View, terms to x times
+// weight. y may be x.
+func (c *Kernels) ScaleChoices(y, terms, x, weight, choice, scale tensor.View) {
+	const op = "scale choices"
+	dense(op, scale.DType(), y, x)
+	ints(op, choice)
+	shape.Must(y.Size() == choice.Size() && x.Size() == y.Size(), op, y, x, choice)
+	if !terms.IsZero() {
+		dense(op, scale.DType(), terms, weight)
+		shape.Must(terms.Size() == y.Size() && weight.Size() == y.Size(), op, terms, weight, y)
+	}
+	forType(scale, scaleChoices[float64], scaleChoices[float32])(c, y, terms, x, weight, choice, scale)
+}
+
+func scaleChoices[T tensor.Float](c *Kernels, y, terms, x, weight, choice, scale tensor.View) {
+	to, more, xs, ws := tensor.Data[T](y), optional[T](terms), tensor.Data[T](x), optional[T](weight)
+	cs, by := tensor.Data[int32](choice), tensor.Data[T](scale)
+	c.queue("scale choices", func() {
+		for i, v := range xs {
+			if more != nil {
+				more[i] = v * ws[i]
+			}
+			to[i] = v * by[cs[i]]
+		}
+	})
+}
+
 // setScores sets the scores of a row of logits, in float64.
 func setScores[T tensor.Float](scores []float64, logits []T, r kernels.Router) {
 	if r.Sigmoid {

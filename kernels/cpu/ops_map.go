@@ -14,6 +14,14 @@ func (c *Kernels) Affine(y, x tensor.View, scale, shift float64) {
 	c.pointwise("affine", y, x, func(x float64) float64 { return x*scale + shift })
 }
 
+// Scale sets y = x * by, of one element of the type of parameters. y may be x.
+func (c *Kernels) Scale(y, x, by tensor.View) {
+	params("scale", x, by)
+	shape.Must(by.Size() == 1, "scale", y, by)
+	factor := loader(by)
+	c.pointwise("scale", y, x, func(x float64) float64 { return x * factor(0) })
+}
+
 // SoftCap replaces x by limit * tanh(x / limit).
 func (c *Kernels) SoftCap(x tensor.View, limit float64) {
 	c.pointwise("soft cap", x, x, func(x float64) float64 { return limit * math.Tanh(x/limit) })

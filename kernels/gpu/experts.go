@@ -100,6 +100,24 @@ func (c *Ops) Route(weight, choice, logits, correction View, r kernels.Router) {
 	})
 }
 
+// ScaleChoices sets y to x times the element of scale of each choice, and unless it is the zero View, terms to x times
+// weight. y may be x.
+func (c *Ops) ScaleChoices(y, terms, x, weight, choice, scale View) {
+	const op = "scale choices"
+	n := choice.Size()
+	denseFloats(op, y, x, scale)
+	denseInts(op, choice)
+	shape.Must(y.Size() == n && x.Size() == n, op, y, x, choice)
+	if !terms.IsZero() {
+		denseFloats(op, terms, weight)
+		shape.Must(terms.Size() == n && weight.Size() == n, op, terms, weight, choice)
+	}
+	c.stream.Do(op, func() error {
+		args := new(cuda.Args).View(y).View(terms).View(x).View(weight).View(choice).View(scale).Int(n)
+		return c.launchShared("ops_experts", "scale_choices", cuda.Dim{X: ceilDiv(n, 256)}, cuda.Dim{X: 256}, 0, args)
+	})
+}
+
 // RouteBackward sets dlogits, of the type of activations, given dweight. For the tokens of Count it adds the gradient
 // given dshare, float32 [1, 1, 1, E], as that of the softmax of each row, unless that is the zero View.
 func (c *Ops) RouteBackward(dlogits, dweight, choice, logits, dshare, tokens View, r kernels.Router) {

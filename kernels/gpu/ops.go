@@ -186,20 +186,33 @@ func (c *Ops) Zero(vs ...View) {
 }
 
 // Affine sets y = x * scale + shift, of the same type and shape. y may be x.
-func (c *Ops) Affine(y, x View, scale, shift float64) { c.mapped("affine", y, x, scale, shift) }
+func (c *Ops) Affine(y, x View, scale, shift float64) {
+	c.mapped("affine", y, x, func(a *cuda.Args) { a.Float(scale).Float(shift) })
+}
+
+// Scale sets y = x * by, one float32. y may be x.
+func (c *Ops) Scale(y, x, by View) {
+	denseFloats("scale", by)
+	shape.Must(by.Size() == 1, "scale", y, by)
+	c.mapped("scale", y, x, func(a *cuda.Args) { a.View(by) })
+}
 
 // SoftCap replaces x by limit * tanh(x / limit).
-func (c *Ops) SoftCap(x View, limit float64) { c.mapped("softcap", x, x, limit, 1/limit) }
+func (c *Ops) SoftCap(x View, limit float64) {
+	c.mapped("softcap", x, x, func(a *cuda.Args) { a.Float(limit).Float(1 / limit) })
+}
 
-// mapped queues a flat kernel of ops_copy.cu with two factors.
-func (c *Ops) mapped(op string, y, x View, a, b float64) {
+// mapped queues a flat kernel of ops_copy.cu with factors.
+func (c *Ops) mapped(op string, y, x View, factors func(*cuda.Args)) {
 	denseActivations(op, y, x)
 	shape.Must(shape.SameShape(y, x), op, y, x)
 	name := op + "_" + typeNames[y.DType()]
 	k := flat{program: "ops_copy", name: name, any: name + "_any", lanes: lanesOf(y.DType()), vectors: 4}
 	c.stream.Do(op, func() error {
 		return c.flat(k, y.Size(), aligned16(y, x), func(lo, n int) *cuda.Args {
-			return new(cuda.Args).Addr(elementOf(y, lo)).Addr(elementOf(x, lo)).Int64(int64(n)).Float(a).Float(b)
+			args := new(cuda.Args).Addr(elementOf(y, lo)).Addr(elementOf(x, lo)).Int64(int64(n))
+			factors(args)
+			return args
 		})
 	})
 }

@@ -6,13 +6,15 @@ bfloat16, which training begins with.
 """
 
 import copy
+import json
 import pathlib
 import re
 import sys
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, Glm4MoeConfig,
+from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, Gemma4ForCausalLM,
+                          Gemma4TextConfig, Gemma4UnifiedForCausalLM, Gemma4UnifiedTextConfig, Glm4MoeConfig,
                           Glm4MoeForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM,
                           LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, MistralConfig,
                           MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
@@ -55,6 +57,13 @@ SLOW = dict(RUN, lr=1e-4)
 LINEAR = dict(num_hidden_layers=3, layer_types=["linear_attention", "linear_attention", "full_attention"],
               linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
 
+# Layers without a window have other heads. The rate keeps the choices of experts the same for sums in another order.
+GLOBAL = dict({**COMMON, "num_hidden_layers": 3}, head_dim=16, global_head_dim=32, num_global_key_value_heads=1,
+              sliding_window=24, layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+              attention_k_eq_v=True, final_logit_softcapping=10.0)
+SIX = dict(num_hidden_layers=6, layer_types=2 * GLOBAL["layer_types"])
+APART = dict(enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=24)
+
 # Windows and trained lengths are shorter than the sequences, so that each key moves the loss.
 FAMILIES = {
     "llama-bias": (LlamaForCausalLM, LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True), RUN),
@@ -94,12 +103,17 @@ FAMILIES = {
     "qwen3_5_text-linear": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**QWEN, **LINEAR}), SLOW),
     "qwen3_5_moe_text-linear": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**{**SHARED, **LINEAR}), SLOW),
     "qwen3_next-linear": (Qwen3NextForCausalLM, Qwen3NextConfig(**{**NEXT, **LINEAR}), SLOW),
+    "gemma4_text-dense": (Gemma4ForCausalLM, Gemma4TextConfig(**{**GLOBAL, **SIX}, hidden_size_per_layer_input=0), RUN),
+    "gemma4_text": (Gemma4ForCausalLM, Gemma4TextConfig(**GLOBAL, **APART, hidden_size_per_layer_input=0),
+                    dict(RUN, lr=1e-3)),
+    "gemma4_unified_text": (Gemma4UnifiedForCausalLM, Gemma4UnifiedTextConfig(
+        **{**GLOBAL, "attention_k_eq_v": False}), RUN),
 }
 
 
 def adds_one(model, name):
     """Whether the norms of a model add 1 to their weights; those of linear layers do not."""
-    return model.config.model_type.startswith(("gemma", "qwen3_5", "qwen3_next")) and "linear_attn" not in name
+    return model.config.model_type.startswith(("gemma2", "gemma3", "qwen3_5", "qwen3_next")) and "linear_attn" not in name
 
 
 def randomise(model):
@@ -115,12 +129,18 @@ def randomise(model):
                 p.normal_(0, 0.6)
             if name.endswith("A_log"):
                 p.copy_(torch.tensor([-3.0, -1.0, 0.5, 2.0]))
+            if model.config.model_type.startswith("gemma4") and name.endswith(("q_norm.weight", "k_norm.weight")):
+                p.mul_(0.4)  # scores have no other factor
+            if name.endswith("router.proj.weight"):
+                p.mul_(8)
             if model.config.model_type == "gpt_oss" and name.endswith("gate_up_proj"):
                 p.mul_(5)
             p.copy_(p.bfloat16().float())
         for name, b in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 b.normal_(0, 0.2)
+            if name.endswith("layer_scalar"):
+                b.copy_(b.uniform_(0.6, 1).bfloat16().float())
 
 
 def save(model, out):
@@ -132,8 +152,18 @@ def save(model, out):
     rounded.save_pretrained(out)
     if model.config.model_type == "qwen3_5_moe_text":
         fuse(out / "model.safetensors")
+    if model.config.model_type == "gemma4_text" and model.config.enable_moe_block:
+        published(out / "config.json")
     (out / "model.safetensors").chmod(0o644)
     (out / "generation_config.json").unlink(missing_ok=True)
+
+
+def published(path):
+    """The published files of gemma4 name the heads of layers without a window; transformers lists them by layer."""
+    config = json.loads(path.read_text())
+    heads = list(config.pop("per_layer_config").values())[0]
+    config["global_head_dim"], config["num_global_key_value_heads"] = heads["head_dim"], heads["num_key_value_heads"]
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def fuse(path):

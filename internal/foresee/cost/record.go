@@ -161,6 +161,9 @@ func (r Recorder) GateBackward(dx, dgate, dy, x, gate View) {
 // Affine records a scaled and shifted copy.
 func (r Recorder) Affine(y, x View, _, _ float64) { r.pass("copy", y.DType(), sizeOf(y, x)) }
 
+// Scale records a product with one factor.
+func (r Recorder) Scale(y, x, _ View) { r.pass("copy", y.DType(), sizeOf(y, x)) }
+
 // SoftCap records a limit.
 func (r Recorder) SoftCap(x View, _ float64) { r.pass("copy", x.DType(), 2*sizeOf(x)) }
 
@@ -202,6 +205,11 @@ func (r Recorder) AdamW(p, c, g, m, v, _ View, _ kernels.AdamStep) {
 // Route and the others are as in model.Experts. Grouped products take the time of one product over all pairs.
 func (r Recorder) Route(_, _, logits, _ View, _ kernels.Router) {
 	r.pass("copy", logits.DType(), 2*sizeOf(logits))
+}
+
+// ScaleChoices records a pass over weights of experts.
+func (r Recorder) ScaleChoices(y, terms, x, weight, _, _ View) {
+	r.pass("copy", y.DType(), sizeOf(y, terms, x, weight))
 }
 
 // RouteBackward records the gradient of logits.

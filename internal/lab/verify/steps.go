@@ -69,6 +69,9 @@ func Fresh(cfg *config.Config) *config.Config {
 	m.From, m.ResizeEmbeddings, m.Tuning = "", 0, hf.Tuning{Linears: m.Tuning.Linears}
 	m.NumHiddenLayers, m.InitializerRange = n, 0.25/math.Sqrt(float64(m.HiddenSize))
 	m.LayerTypes, m.NoRopeLayers = m.LayerTypes[:min(n, len(m.LayerTypes))], m.NoRopeLayers[:min(n, len(m.NoRopeLayers))]
+	if m.Family().ValueNorms { // trained norms of queries and keys have the factor of scores
+		m.AttentionMultiplier = 1 / math.Sqrt(float64(m.HeadDim))
+	}
 	m.MLPOnlyLayers = slices.DeleteFunc(slices.Clone(m.MLPOnlyLayers), func(layer int) bool { return layer >= n })
 	return &fresh
 }
@@ -393,10 +396,11 @@ func (r *Report) compareRope(cfg *config.Config, one *Side) {
 		if at[1] == 0 || !known {
 			continue
 		}
-		diff, all, n := 0.0, 0.0, cfg.Model.RotaryDim()
+		table := max(0, cfg.Model.Layer(at[0]).Rope.Key)
+		diff, all, n := 0.0, 0.0, 2*cfg.Model.RopePairs()[table]
 		for i := range n / 2 {
 			angle := 0.0
-			if theta > 0 {
+			if theta > 0 && (table > 0 || i < cfg.Model.RotatingPairs()) {
 				angle = float64(at[1]) / factor * math.Pow(theta, -float64(2*i)/float64(n))
 			}
 			sin, cos := math.Sincos(angle)
@@ -426,7 +430,7 @@ func turning(cfg *config.Config, layer int) (theta, factor float64, known bool) 
 	if len(m.NoRopeLayers) > 0 && m.NoRopeLayers[layer] == 0 {
 		return 0, 1, true
 	}
-	if slices.Contains([]string{"gemma3_text", "olmo3"}, m.Architecture) && slides(cfg, layer) {
+	if m.Layer(layer).Rope.Key == 1 {
 		return cmp.Or(m.RopeLocalBaseFreq, m.RopeTheta), 1, true
 	}
 	s := m.RopeScaling

@@ -138,13 +138,14 @@ func inPEFT(module string) string {
 	return module
 }
 
-// linears reports whether a tensor is a matrix of a layer, to which LoRA applies: not to experts and routers.
-func linears(t Tensor) bool {
-	return t.Layer >= 0 && t.Kind == Product && t.Experts == 0 && t.Role != Router
-}
+// linears reports whether a tensor is a matrix of a layer, to which LoRA applies: not to experts, and to routers only if
+// transformers has a linear layer for them.
+func linears(t Tensor) bool { return t.Layer >= 0 && t.Kind == Product && !isParameter(t) }
 
 // isParameter reports whether a tensor is a matrix that LoRA.TargetParameters may name.
-func isParameter(t Tensor) bool { return t.Kind == Product && (t.Experts > 0 || t.Role == Router) }
+func isParameter(t Tensor) bool {
+	return t.Kind == Product && (t.Experts > 0 || t.Role == Router && !strings.HasSuffix(t.Name, ".proj.weight"))
+}
 
 // adapts reports whether a tensor gets an adapter.
 func (c *Config) adapts(t Tensor) bool {

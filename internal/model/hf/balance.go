@@ -3,7 +3,9 @@ package hf
 import "encoding/json"
 
 // balances reports whether transformers has the loss of balance for a family.
-func balances(f *Family) bool { return f.Experts != nil && !f.Experts.Router.Sigmoid }
+func balances(f *Family) bool {
+	return f.Experts != nil && !f.Experts.Router.Sigmoid && !f.Experts.Apart
+}
 
 // BalanceCoef returns the factor of the loss of balance; 0: off.
 func (c *Config) BalanceCoef() float64 {

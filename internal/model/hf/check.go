@@ -17,12 +17,17 @@ func (c *Config) Check() []Fault {
 	for i := range ConfigKeys {
 		c.checkKey(&ConfigKeys[i], family, &f)
 	}
-	if heads := c.NumAttentionHeads; heads > 0 && c.NumKeyValueHeads > 0 && heads%c.NumKeyValueHeads != 0 {
-		f.add("num_key_value_heads", "%d does not divide num_attention_heads %d; take one of its divisors",
-			c.NumKeyValueHeads, heads)
+	heads := c.NumAttentionHeads
+	for i, n := range []int{c.NumKeyValueHeads, c.NumGlobalKeyValueHeads} {
+		if heads > 0 && n > 0 && heads%n != 0 {
+			f.add([]string{"num_key_value_heads", globalHeadsKey}[i], "%d does not divide num_attention_heads %d; take one "+
+				"of its divisors", n, heads)
+		}
 	}
-	if c.HeadDim%2 != 0 {
-		f.add("head_dim", "%d is odd; rotary embeddings rotate pairs of dimensions: set an even head_dim", c.HeadDim)
+	for i, n := range []int{c.HeadDim, c.GlobalHeadDim} {
+		if key := []string{"head_dim", globalDimKey}[i]; n%2 != 0 {
+			f.add(key, "%d is odd; rotary embeddings rotate pairs of dimensions: set an even %s", n, key)
+		}
 	}
 	if family != nil {
 		c.checkRotation(&f)
@@ -128,6 +133,10 @@ func (c *Config) checkWindow(f *faults) {
 	}
 	if len(c.LayerTypes) > 0 && !slices.ContainsFunc(c.LayerTypes, func(t string) bool { return t != LinearAttention }) {
 		f.add("layer_types", "all layers are linear_attention; cprun needs one of full_attention")
+	}
+	if n := c.NumHiddenLayers; family != nil && family.Proportional && 0 < n && n <= maxLayers && c.SlidingWindow > 0 &&
+		(len(c.LayerTypes) == 0 || len(c.LayerTypes) == n && c.LayerTypes[n-1] != FullAttention) {
+		f.add("layer_types", "the last layer of %s is full_attention; write a list that ends with it", family.Name)
 	}
 	for i, t := range c.LayerTypes {
 		if f.has("layer_types") {

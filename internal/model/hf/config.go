@@ -86,6 +86,12 @@ type Config struct {
 	// PartialRotaryFactor is the rotated part of a head; 0: all of it.
 	PartialRotaryFactor float64 `json:"partial_rotary_factor"`
 
+	// GlobalHeadDim and NumGlobalKeyValueHeads replace HeadDim and NumKeyValueHeads in layers without a window; 0: not.
+	GlobalHeadDim          int `json:"global_head_dim"`
+	NumGlobalKeyValueHeads int `json:"num_global_key_value_heads"`
+	// AttentionKEqV: in these layers values are the projection of keys.
+	AttentionKEqV bool `json:"attention_k_eq_v"`
+
 	// SlidingWindow is the tokens that a token sees, itself included; 0 for all of them.
 	SlidingWindow int `json:"sliding_window"`
 	// LayerTypes has "full_attention", "sliding_attention" or "linear_attention" for each layer; empty: every layer slides
@@ -142,12 +148,14 @@ type RopeScaling struct {
 	LongFactor  []float64 `json:"long_factor"`
 }
 
-// RotaryDim returns the elements of a head that rotate, the first of it.
+// RotaryDim returns the elements of a head that rotate, the first of it; of layers without a window, if the others
+// differ. In a Proportional family it is the head, of which some pairs rotate by 0.
 func (c *Config) RotaryDim() int {
-	if c.PartialRotaryFactor == 0 {
-		return c.HeadDim
+	dim, f := cmp.Or(c.GlobalHeadDim, c.HeadDim), families[c.Architecture]
+	if c.PartialRotaryFactor == 0 || f != nil && f.Proportional {
+		return dim
 	}
-	return int(float64(c.HeadDim) * c.PartialRotaryFactor)
+	return int(float64(dim) * c.PartialRotaryFactor)
 }
 
 const padKey = "pad_token_id"
@@ -170,18 +178,42 @@ func (c *Config) PaddingRow() int {
 
 // SoftmaxScale returns the factor of scores before the soft cap and the softmax.
 func (c *Config) SoftmaxScale() float64 {
-	if c.AttentionMultiplier > 0 {
+	switch {
+	case c.AttentionMultiplier > 0:
 		return c.AttentionMultiplier
+	case c.Family().ValueNorms:
+		return 1
 	}
 	return 1 / math.Sqrt(cmp.Or(c.QueryPreAttnScalar, float64(c.HeadDim)))
 }
 
-// Ropes returns the number of rotary tables: 2 if layers with a window have their own, or queries.
-func (c *Config) Ropes() int {
-	if c.scalesQueries() || c.localRope() {
-		return 2
+// RopePairs returns the pairs of each rotary table: two tables if layers with a window have their own, or queries.
+func (c *Config) RopePairs() []int {
+	n := c.RotaryDim() / 2
+	switch {
+	case c.localRope():
+		return []int{n, c.HeadDim / 2}
+	case c.scalesQueries():
+		return []int{n, n}
 	}
-	return 1
+	return []int{n}
+}
+
+// RotatingPairs returns the pairs of the first rotary table that rotate, the first of it.
+func (c *Config) RotatingPairs() int {
+	n, f := c.RopePairs()[0], families[c.Architecture]
+	if f != nil && f.Proportional && c.PartialRotaryFactor > 0 {
+		return int(float64(n) * c.PartialRotaryFactor)
+	}
+	return n
+}
+
+// AllPairs returns the pairs of all rotary tables together.
+func (c *Config) AllPairs() (n int) {
+	for _, pairs := range c.RopePairs() {
+		n += pairs
+	}
+	return n
 }
 
 // localRope reports whether layers with a window have a rotary table of their own.

@@ -20,6 +20,8 @@ type Mixture struct {
 	Linear bool
 	// InputFirst: the matrices in fused tensors are [in, out], and gate and up alternate.
 	InputFirst bool
+	// Apart is that of MLP. Models of the family may have no experts.
+	Apart bool
 }
 
 var expertCounts = []string{"num_experts", "num_local_experts", "n_routed_experts"}
@@ -44,8 +46,13 @@ func (c *Config) mixture() MLP {
 	r.Normalize = r.Normalize || c.NormTopkProb
 	r.Scale, r.Groups, r.Kept = c.RoutedScalingFactor, c.NGroup, c.TopkGroup
 	shared := c.SharedExpertIntermediateSize
-	return MLP{Width: shared + c.NSharedExperts*width, Scaled: shared > 0, Experts: Experts{Count: c.NumExperts,
-		Chosen: c.NumExpertsPerTok, Width: width, Bias: f.Tensors[ExpertDown.Bias()] != "", Router: r}}
+	m := MLP{Width: shared + c.NSharedExperts*width, Scaled: shared > 0, Apart: f.Experts.Apart,
+		Experts: Experts{Count: c.NumExperts, Chosen: c.NumExpertsPerTok, Width: width,
+			Bias: f.Tensors[ExpertDown.Bias()] != "", Router: r}}
+	if m.Apart {
+		m.Width = c.IntermediateSize
+	}
+	return m
 }
 
 // stack finds the places of experts in files.
@@ -94,7 +101,7 @@ func (c *Config) readLayout(dir string) {
 
 func (c *Config) checkExperts(f *faults) {
 	family := families[c.Architecture]
-	if family == nil || family.Experts == nil {
+	if family == nil || family.Experts == nil || family.Experts.Apart && c.NumExperts == 0 {
 		return
 	}
 	experts, groups, kept := c.NumExperts, max(c.NGroup, 1), max(c.TopkGroup, 1)

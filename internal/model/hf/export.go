@@ -133,9 +133,9 @@ func (m Model) bytes(f filed) int64 {
 	return int64(f.Size()) * m.dtype(f.Tensor).Bits() / 8
 }
 
-// dtype returns the type of a tensor in files. As in transformers, fixed ones stay float32.
+// dtype returns the type of a tensor in files. As in transformers, corrections stay float32.
 func (m Model) dtype(t Tensor) safetensors.DType {
-	if t.Kind == Fixed {
+	if t.Role == Correction {
 		return safetensors.F32
 	}
 	return m.DType
@@ -347,6 +347,7 @@ func (c *Config) keys(dir string, dtype safetensors.DType) (map[string]any, erro
 	if f.Experts != nil { // beside num_experts, which transformers 4 reads in qwen3_moe
 		m[f.Experts.Count] = c.NumExperts
 	}
+	writeGlobal(m, c)
 	maps.Copy(m, f.Export)
 	for _, kept := range []map[string]json.RawMessage{c.TokenIDs, c.Unused} {
 		for key, raw := range kept {
@@ -364,6 +365,10 @@ func writeRope(m map[string]any, c *Config) {
 	f, s := c.Family(), c.RopeScaling
 	if part, ok := m["partial_rotary_factor"]; ok {
 		v5["partial_rotary_factor"] = part
+	}
+	if f.Proportional {
+		v5["rope_type"] = proportional
+		delete(m, "partial_rotary_factor") // transformers has it inside
 	}
 	for _, key := range mropeKeys {
 		if raw, ok := c.Unused[key]; ok {

@@ -28,8 +28,9 @@ type Family struct {
 	// NoRope is the default of no_rope_layer_interval: each layer of a number that it divides, counted from 1, does not
 	// rotate. 0: every layer rotates.
 	NoRope int
-	// Partial: partial_rotary_factor may be below 1.
-	Partial bool
+	// Partial: partial_rotary_factor may be below 1. Proportional: it is the rotated part of the pairs of a whole head, in
+	// layers without a window, and their frequencies are those of the head.
+	Partial, Proportional bool
 	// Ropes lists the supported kinds of rope scaling; nil: all. RopeNames maps earlier names of kinds.
 	Ropes     []string
 	RopeNames map[string]string
@@ -46,6 +47,8 @@ type Family struct {
 	Interval int
 	// WideNorms of queries and keys are over all heads.
 	WideNorms bool
+	// ValueNorms: each value head has a norm without weight, and scores have no factor.
+	ValueNorms bool
 	// ZeroCentred norms multiply by 1 + weight.
 	ZeroCentred bool
 	// ScaledEmbedding is multiplied by the root of hidden_size, rounded to the type of activations.

@@ -7,7 +7,7 @@ import (
 )
 
 func TestFamiliesAreRegisteredOnceAndWhole(t *testing.T) {
-	if got := Families(); !slices.Equal(got, []string{Gemma2, Gemma3, "glm4_moe", "gpt_oss", "granite", Llama, "ministral3", "mistral", "mixtral",
+	if got := Families(); !slices.Equal(got, []string{Gemma2, Gemma3, "gemma4_text", "gemma4_unified_text", "glm4_moe", "gpt_oss", "granite", Llama, "ministral3", "mistral", "mixtral",
 		"olmo2", "olmo3", "phi3", "qwen2", Qwen3, "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
 		"seed_oss", "smollm3"}) {
 		t.Errorf("families are %v", got)
@@ -36,7 +36,7 @@ func TestFilesOfFamilies(t *testing.T) {
 	}
 	for text, want := range map[string]func(c *Config) bool{
 		`{"model_type":"ministral3",` + shape + `,` + yarn + `}`: func(c *Config) bool {
-			return c.Ropes() == 2 && c.Layer(0).Rope == Rope{0, 1} && c.RopeScaling.QueryBeta == 0.1 && c.HeadDim == 128 &&
+			return len(c.RopePairs()) == 2 && c.Layer(0).Rope == Rope{0, 1} && c.RopeScaling.QueryBeta == 0.1 && c.HeadDim == 128 &&
 				c.NumKeyValueHeads == 4 && c.Layer(0).Mixer.Window == -1
 		},
 		wrapped("ministral3"): func(c *Config) bool { return c.Architecture == "ministral3" && c.Wrapper == "mistral3" },

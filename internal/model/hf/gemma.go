@@ -8,11 +8,14 @@ const (
 	Gemma3 = "gemma3_text"
 )
 
+// gemmaNorms names the norms before and after attention and MLP.
+var gemmaNorms = Names{
+	AttentionNorm: "post_attention_layernorm.weight",
+	PostNorm:      "pre_feedforward_layernorm.weight", MLPNorm: "post_feedforward_layernorm.weight",
+}
+
 func init() {
-	names := llamaNames.with(Names{
-		AttentionNorm: "post_attention_layernorm.weight",
-		PostNorm:      "pre_feedforward_layernorm.weight", MLPNorm: "post_feedforward_layernorm.weight",
-	})
+	names := llamaNames.with(gemmaNorms)
 	f := Family{
 		Name: Gemma2, Class: "Gemma2ForCausalLM", About: "gemma2 adds norms of the results of attention and MLP, " +
 			"soft caps, GELU and a scaled embedding", Tensors: names, Layer: llamaLayer,

@@ -37,7 +37,7 @@ func TestConfigsOfGemma(t *testing.T) {
 	}{
 		{gemma2File, func(c *Config) bool {
 			return c.SoftmaxScale() == 1.0/12 && c.AttnLogitSoftcapping == 50 && c.FinalLogitSoftcapping == 30 &&
-				c.Layer(0).Mixer.Window == 4095 && c.Layer(1).Mixer.Window == -1 && c.Layer(2).Mixer.Window == 4095 && c.Ropes() == 1 && c.TieWordEmbeddings
+				c.Layer(0).Mixer.Window == 4095 && c.Layer(1).Mixer.Window == -1 && c.Layer(2).Mixer.Window == 4095 && len(c.RopePairs()) == 1 && c.TieWordEmbeddings
 		}},
 		{strings.Replace(gemma2File, `"attn_logit_softcapping":50.0`, `"attn_logit_softcapping":null`, 1),
 			func(c *Config) bool { return c.AttnLogitSoftcapping == 0 }},
@@ -49,7 +49,7 @@ func TestConfigsOfGemma(t *testing.T) {
 				return c.Layer(0).Mixer.Window == 4095 && c.Layer(1).Mixer.Window == -1 && c.Layer(2).Mixer.Window == 4095
 			}},
 		{gemma3Text, func(c *Config) bool {
-			return c.RopeTheta == 1e6 && c.RopeLocalBaseFreq == 1e4 && c.Ropes() == 2 && c.Layer(0).Rope == Rope{1, 1} && c.Layer(2).Rope == Rope{} &&
+			return c.RopeTheta == 1e6 && c.RopeLocalBaseFreq == 1e4 && len(c.RopePairs()) == 2 && c.Layer(0).Rope == Rope{1, 1} && c.Layer(2).Rope == Rope{} &&
 				c.Layer(1).Mixer.Window == 511 && c.Layer(2).Mixer.Window == -1 && c.Layer(5).Mixer.Window == -1 && c.FinalLogitSoftcapping == 0
 		}},
 		{gemma3File, func(c *Config) bool {
@@ -115,7 +115,7 @@ func TestLanguageModelOfALargerModel(t *testing.T) {
 		func(name string) string { return "language_model." + name },
 		func(name string) string { return strings.Replace(name, "model.", "model.language_model.", 1) },
 	} {
-		for _, tower := range []string{"vision_tower.patch", "model.multi_modal_projector.norm", "audio_tower.patch"} {
+		for _, tower := range []string{"vision_tower.patch", "model.multi_modal_projector.norm", "sound_tower.patch"} {
 			var entries []safetensors.Entry
 			for i, tensor := range c.Tensors() {
 				data := slices.Repeat([]float32{float32(i)}, tensor.Size())
@@ -124,7 +124,7 @@ func TestLanguageModelOfALargerModel(t *testing.T) {
 			entries = append(entries, safetensors.Floats(tower, safetensors.F32, []int{1}, []float32{-1}))
 			w := weightsOf(t, entries...)
 			err := w.Check(c.Tensors())
-			if note := w.Note(); err != nil || (note != "") != strings.HasPrefix(tower, "audio") {
+			if note := w.Note(); err != nil || (note != "") != strings.HasPrefix(tower, "sound") {
 				t.Errorf("%s: %q, %v", tower, note, err)
 			}
 			for i, tensor := range c.Tensors() {

@@ -101,6 +101,13 @@ var ConfigKeys = []ConfigKey{
 		lacks: "%v is not supported; %s rotates all dimensions of a head",
 		Doc: "share of a head's dimensions that rotate, the first; null: all; below 1 only in glm4_moe, phi3, " +
 			"qwen3_5_text, qwen3_5_moe_text, qwen3_next"},
+	{Name: globalDimKey, Default: "null", Min: 2, Max: maxHeads, lacks: ignored,
+		Doc: "head_dim of layers without a window; only gemma4_text, gemma4_unified_text, as the two following; null: " +
+			"head_dim"},
+	{Name: globalHeadsKey, Default: "null", Min: 1, Max: maxHeads, lacks: ignored,
+		With: "num_attention_heads", Doc: "likewise num_key_value_heads"},
+	{Name: keyValuesKey, Default: "false", lacks: ignored,
+		Doc: "in these layers values are the projection of keys, before its norm"},
 	{Name: "no_rope_layers", Default: "null", Max: 1, With: "num_hidden_layers",
 		has:   func(f *Family) bool { return f.NoRope > 0 },
 		lacks: "not supported: every layer of %[2]s rotates",
@@ -113,7 +120,7 @@ var ConfigKeys = []ConfigKey{
 	{Name: "num_experts", Default: "null", Min: 1, Max: maxExperts, also: expertCounts[1:],
 		lacks: "mixtures of experts are not supported in %[2]s; set it to null", With: "num_experts_per_tok n_group",
 		Doc: "experts of a layer, gated MLPs; only in families with them, which need it"},
-	{Name: "num_experts_per_tok", Default: "null", Min: 1, Max: maxExperts, also: []string{"experts_per_token"},
+	{Name: "num_experts_per_tok", Default: "null", Min: 1, Max: maxExperts, also: []string{"experts_per_token", topKey},
 		lacks: ignored, With: "num_experts n_group topk_group", Doc: "experts that the router chooses for a token"},
 	{Name: widthKey, Default: "null", Min: 1, lacks: ignored,
 		Doc: "width of an expert; only glm4_moe, qwen3_5_moe_text, qwen3_moe, qwen3_next, which need it; in others it is " +
@@ -196,6 +203,8 @@ const (
 	logitsKey   = "output_router_logits"
 	coefKey     = "router_aux_loss_coef"
 	betaKey     = "llama_4_scaling_beta" // of rope_scaling
+	// globalDimKey also selects the families with perLayerKey.
+	globalDimKey = "global_head_dim"
 )
 
 const unbalanced = "%v is not supported: transformers has no loss of balance in %s; remove the key"

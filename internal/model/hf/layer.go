@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/cprun/cprun/kernels"
@@ -28,6 +29,8 @@ type Mixer struct {
 	WideNorms      bool // the norms of queries and keys are over all heads
 	Sinks          bool // see attention.Sinks
 	Gated          bool // each query head has as many rows more, a gate of its result
+	ValueNorms     bool // each value head has a norm without weight
+	KeyValues      bool // values are the projection of keys, before its norm
 
 	Delta Delta // in place of attention, if not zero
 }
@@ -37,6 +40,7 @@ type MLP struct {
 	Width   int // of gate and up; 0: experts alone
 	Bias    bool
 	Scaled  bool    // beside experts, by a sigmoid of each token
+	Apart   bool    // beside experts, which have inputs of their own; both results have norms before the sum
 	Experts Experts // zero: none
 }
 
@@ -117,6 +121,19 @@ const (
 	SharedScale Role = "shared scale"
 )
 
+// These are the parts of experts with inputs of their own, which are norms of the residual. The router's is divided by
+// the root of the hidden size.
+const (
+	RouterNorm   Role = "router norm"
+	ChoiceScale  Role = "choice scale" // [E], the factor of an expert's weights
+	ExpertNorm   Role = "expert norm"
+	SharedResult Role = "shared result norm" // of the MLP for all tokens
+	ExpertResult Role = "expert result norm"
+)
+
+// LayerScale, [1], is the factor of a layer's output. It is not trained.
+const LayerScale Role = "layer scale"
+
 // Scaled are the matrices of a layer that can be turned to E4M3. Routers and gates of a token are small, and the model
 // depends on them.
 var Scaled = []Role{Query, Key, Value, Output, DeltaQKV, DeltaZ, DeltaOutput, Gate, Up, Down, SharedGate, SharedUp,
@@ -130,7 +147,9 @@ func (r Role) Bias() Role { return r + " bias" }
 
 // Parts lists the parameters of a layer, those of the mixer first. Files, buckets, adapters, exports and plans follow
 // from the list.
-func (l Layer) Parts(hidden int) []Part { return append(l.Mixer.parts(hidden), l.MLP.parts(hidden)...) }
+func (l Layer) Parts(hidden int) []Part {
+	return append(append(l.Mixer.parts(hidden), l.MLP.parts(hidden)...), Part{LayerScale, Fixed, []int{1}, true})
+}
 
 func (m Mixer) parts(hidden int) []Part {
 	if m.Recurs() {
@@ -155,6 +174,9 @@ func (m Mixer) parts(hidden int) []Part {
 		{Value, Product, []int{v, hidden}, false},
 		{Output, Product, []int{hidden, o}, false},
 	}
+	if m.KeyValues {
+		list = slices.DeleteFunc(list, func(p Part) bool { return p.Role == Value })
+	}
 	if m.Sinks {
 		list = append(list, Part{Sinks, Bias, []int{m.Heads}, true})
 	}
@@ -175,6 +197,12 @@ func (m MLP) parts(hidden int) []Part {
 			{ExpertDown, Product, []int{e.Count * hidden, e.Width}, false},
 		}, e.Bias)...)
 		list = append(list, Part{Correction, Fixed, []int{e.Count}, true})
+		if m.Apart {
+			list = append(list, Part{RouterNorm, Scale, []int{hidden}, false}, Part{ChoiceScale, Scale, []int{e.Count}, false})
+			for _, norm := range []Role{ExpertNorm, SharedResult, ExpertResult} {
+				list = append(list, Part{norm, Scale, []int{hidden}, false})
+			}
+		}
 		if m.Scaled {
 			list = append(list, Part{SharedScale, Product, []int{1, hidden}, false})
 		}
@@ -209,6 +237,7 @@ func (c *Config) Layer(i int) Layer {
 	}
 	if f != nil {
 		l.Mixer.WideNorms, l.Mixer.Sinks, l.Mixer.Gated = f.WideNorms, f.Tensors[Sinks] != "", f.Gated
+		l.Mixer.ValueNorms = f.ValueNorms
 	}
 	if c.mixes(i) {
 		l.MLP = c.mixture()
@@ -219,13 +248,17 @@ func (c *Config) Layer(i int) Layer {
 	}
 	if c.SlidingWindow > 0 && (len(c.LayerTypes) == 0 || c.LayerTypes[i] == SlidingAttention) {
 		l.Mixer.Window = c.SlidingWindow - 1
+	} else {
+		l.Mixer.KVHeads = cmp.Or(c.NumGlobalKeyValueHeads, l.Mixer.KVHeads)
+		l.Mixer.Dim = cmp.Or(c.GlobalHeadDim, l.Mixer.Dim)
+		l.Mixer.DimV, l.Mixer.KeyValues = l.Mixer.Dim, c.AttentionKEqV
 	}
 	switch {
 	case len(c.NoRopeLayers) > 0 && c.NoRopeLayers[i] == 0:
 		l.Rope = Rope{-1, -1}
 	case c.scalesQueries():
 		l.Rope.Query = 1
-	case c.Ropes() > 1 && l.Mixer.Window >= 0:
+	case c.localRope() && l.Mixer.Window >= 0:
 		l.Rope = Rope{1, 1}
 	}
 	return l

@@ -75,6 +75,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	rope := readRope(&c, o)
 	c.Derive()
 	readWindow(&c, o)
+	readGlobal(&c, o)
 	for _, key := range []string{"bos_token_id", "eos_token_id", padKey} {
 		raw, ok := o.keys[key]
 		if !ok && key == padKey && f.Pad > 0 && f.Pad <= c.VocabSize {
@@ -155,7 +156,6 @@ func unwrapped(o object) (_ object, wrapper string) {
 // lacking has what cprun lacks for the families that people bring.
 var lacking = map[string]string{
 	"deepseek_v3": "latent attention and experts", "glm4_moe_lite": "latent attention and experts",
-	"gemma4": "its layers with shared keys", "gemma4_text": "its layers with shared keys",
 	"glm4":       "the rotation of adjacent pairs",
 	"granitemoe": "its experts", "minimax_m2": "its experts",
 	"llama4_text":      "chunked attention and experts",
@@ -214,8 +214,9 @@ func refuse(f *Family, o object) {
 	if act := kernels.Activation(o.text(key, string(want))); act != want {
 		o.fault(key, "%.64q is not supported; cprun has %s in %s", act, want, f.Name)
 	}
-	if o.boolean("use_bidirectional_attention", false) {
-		o.fault("use_bidirectional_attention", "true is not supported; cprun has causal attention")
+	const both = "use_bidirectional_attention"
+	if raw := string(o.keys[both]); o.has(both) && raw != "false" && raw != `"vision"` { // text is causal beside images
+		o.fault(both, "%s is not supported; cprun has causal attention", clip(o.keys[both]))
 	}
 	for _, key := range []string{"attention_dropout", "resid_pdrop", "embd_pdrop", "residual_dropout",
 		"router_jitter_noise"} {
@@ -409,6 +410,15 @@ func readRope(c *Config, o object) string {
 		default:
 			r.fault(key, "rotation by image coordinates is not supported")
 		}
+	}
+	if f.Proportional {
+		if kind := r.text("rope_type", proportional); kind != proportional {
+			r.fault("rope_type", "%.64q is not supported; cprun has %s in %s", kind, proportional, f.Name)
+		}
+		if by := r.number("factor", 1); by != 1 {
+			r.fault("factor", "%v is not supported; cprun does not stretch %s", by, proportional)
+		}
+		return r.prefix
 	}
 	kind := r.text("rope_type", r.text("type", "default"))
 	kind = cmp.Or(f.RopeNames[kind], kind)

@@ -86,7 +86,7 @@ func TestAdaptersOfExperts(t *testing.T) {
 		for _, only := range []string{"", "gate_up_proj", "down_proj"} {
 			l := LoRA{R: 2, Alpha: 4, Unties: true, Targets: Modules{Names: []string{}},
 				TargetParameters: []string{"experts.down_proj", "experts.gate_up_proj"},
-				RankPattern:      Patterns{{"mlp.experts.down_proj", scale}}}
+				RankPattern:      Patterns{{"experts.down_proj", scale}}}
 			if only != "" {
 				l.TargetParameters = []string{only}
 			}
@@ -149,7 +149,7 @@ func checkExpertFile(t *testing.T, c *Config, path string) (entries []safetensor
 			t.Fatal(err)
 		}
 		entries = append(entries, safetensors.Floats(name, "F32", i.Shape, got))
-		if !strings.HasPrefix(name, "base_model.model.model.layers.") || !strings.Contains(name, ".mlp.experts.") {
+		if !strings.HasPrefix(name, "base_model.model.model.layers.") || !strings.Contains(name, ".experts.") {
 			t.Errorf("%s has adapter %s", c.Architecture, name)
 		}
 		if strings.HasSuffix(name, suffixA) {

@@ -127,12 +127,10 @@ func (w *Weights) unwrap() {
 		w.where[own] = w.where[stored]
 	}
 	maps.DeleteFunc(w.where, func(name string, _ *safetensors.File) bool {
-		return outer[partOf(name)]
+		part := partOf(name)
+		return besides[part] && part != "mtp" || part == "language_model" || part == "multi_modal_projector"
 	})
 }
-
-// outer has the parts of larger models beside and around the language model.
-var outer = map[string]bool{"language_model": true, "vision_tower": true, "multi_modal_projector": true, "visual": true}
 
 // stored returns the name of a tensor in its file.
 func (w *Weights) stored(name string) string { return cmp.Or(w.inner[name], name) }

@@ -12,9 +12,10 @@ import (
 	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
-// besides lists parts of a larger model: the tower of images, and layers for the prediction of further tokens. An
+// besides lists parts of a larger model: those of images and sound, and layers for the prediction of further tokens. An
 // export of a Family.Whole copies them.
-var besides = map[string]bool{"visual": true, "mtp": true}
+var besides = map[string]bool{"visual": true, "mtp": true, "vision_tower": true, "vision_embedder": true,
+	"embed_vision": true, "audio_tower": true, "embed_audio": true}
 
 // partOf returns the first part of a tensor's name.
 func partOf(name string) string {

@@ -291,7 +291,7 @@ func testGate(r *rig) {
 	}
 }
 
-// testMaps covers Affine and SoftCap, in place and not.
+// testMaps covers Affine, Scale and SoftCap, in place and not.
 func testMaps(r *rig) {
 	shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 1, 9}, {2, 3, 5, 7}, {1, 130, 1, 257}}
 	each(r, shapes, func(r *rig, s [4]int) {
@@ -304,6 +304,12 @@ func testMaps(r *rig) {
 			r.equal("x", x, xs)
 			r.ops.Affine(x, x, 5.5, -1)
 			r.close("y in place of x", x, want)
+			by, _ := r.put(r.par, []float64{-0.75}, 1, 1, 1, 1)
+			want = refMap(r.read(x), func(x float64) float64 { return -0.75 * x })
+			r.ops.Scale(y, x, by)
+			r.close("scaled", y, want)
+			r.ops.Scale(x, x, by)
+			r.close("scaled in place", x, want)
 			// Twice the limit is far from linear.
 			xs = r.read(x)
 			r.ops.SoftCap(x, 2.5)
@@ -314,6 +320,9 @@ func testMaps(r *rig) {
 	x, _ := r.put(r.act, []float64{inf, -inf, nan, 10000}, 1, 1, 1, 4)
 	r.ops.SoftCap(x, 30)
 	r.equal("capped", x, []float64{30, -30, nan, 30})
+	by, _ := r.put(r.par, []float64{nan}, 1, 1, 1, 1)
+	r.ops.Scale(x, x, by)
+	r.equal("scaled", x, []float64{nan, nan, nan, nan})
 }
 
 func testEmbed(r *rig) {

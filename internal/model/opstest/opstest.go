@@ -60,6 +60,7 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		{"Wide", testWide},
 		{"Route", testRoute},
 		{"RouteExtreme", testRouteExtreme},
+		{"ScaleChoices", testScaleChoices},
 		{"Count", testCount},
 		{"Sort", testSort},
 		{"GroupLinear", testGroupLinear},

@@ -9,8 +9,7 @@ import (
 // A Format describes a batch: ids and targets and, with dropout, numbers of the tokens, and with packed documents cos
 // and sin of each token, in that order.
 type Format struct {
-	Pairs    int  // of a head: columns of cos and sin
-	Ropes    int  // rotary tables, each with cos and sin of all tokens
+	Pairs    int  // of all rotary tables: cos and sin of a token
 	Packed   bool // samples are packed documents
 	Numbered bool // dropout and the counts of experts need the numbers of the tokens
 }
@@ -19,7 +18,7 @@ type Format struct {
 func FormatOf(cfg *hf.Config, packed bool) Format {
 	l := cfg.Tuning.LoRA
 	numbered := l != nil && l.Dropout > 0 || cfg.HasExperts()
-	return Format{Pairs: cfg.RotaryDim() / 2, Ropes: cfg.Ropes(), Packed: packed, Numbered: numbered}
+	return Format{Pairs: cfg.AllPairs(), Packed: packed, Numbered: numbered}
 }
 
 // lists returns the number of lists of a word for each token.
@@ -36,7 +35,7 @@ const partAlign = 64 // words of four bytes: alignment of each part
 func (f Format) parts(tokens int) (list, table int) {
 	list = (tokens + partAlign - 1) / partAlign * partAlign
 	if f.Packed {
-		table = list * f.Pairs * f.Ropes
+		table = list * f.Pairs
 	}
 	return list, table
 }
@@ -59,8 +58,8 @@ func (f Format) Views(mem tensor.Memory, count, n int) model.Batch {
 		out.Tokens = view(tensor.I32, 2*list, count, 1)
 	}
 	if at := f.lists() * list; f.Packed {
-		out.Cos = view(tensor.F32, at, f.Ropes*count, f.Pairs)
-		out.Sin = view(tensor.F32, at+table, f.Ropes*count, f.Pairs)
+		out.Cos = view(tensor.F32, at, count, f.Pairs)
+		out.Sin = view(tensor.F32, at+table, count, f.Pairs)
 	}
 	return out
 }
@@ -112,7 +111,7 @@ func (b *Batches) Grow(block, tokens int) error {
 
 // GrowTables allocates the tables for that many tokens. Their content is lost.
 func (b *Batches) GrowTables(tokens int) error {
-	n := tokens * b.Pairs * b.Ropes
+	n := tokens * b.Pairs
 	for _, v := range []*View{&b.Cos, &b.Sin} {
 		if !v.IsZero() && v.Size() >= n {
 			continue

@@ -146,9 +146,9 @@ func TestGroupsThatDoNotFitAreRefused(t *testing.T) {
 // The memory of batches is allocated once, and again only for larger batches.
 func TestBatchesGrow(t *testing.T) {
 	for _, packed := range []bool{false, true} {
-		m, f := Meter{}, Format{Pairs: 2, Ropes: 2, Packed: packed}
+		m, f := Meter{}, Format{Pairs: 4, Packed: packed}
 		b := must.Have(NewBatches(m, f, 100))
-		// Lists of 100 tokens take 128 words; two tables have a row of two for each token.
+		// Lists of 100 tokens take 128 words; the tables have four pairs for each token.
 		want := int64(2*4*2*128 + 2*4*4*100)
 		if packed {
 			want = 2 * 4 * (2*128 + 2*4*128)
@@ -180,7 +180,7 @@ func (v *vectors) Vector(what string, t tensor.DType, n int) (View, error) {
 // Batches that grow a little 1,000 times take few allocations, and not many times the memory of the last one.
 func TestBatchesGrowSlowly(t *testing.T) {
 	for _, packed := range []bool{false, true} {
-		m, f := &vectors{Meter: Meter{}}, Format{Pairs: 2, Ropes: 2, Packed: packed}
+		m, f := &vectors{Meter: Meter{}}, Format{Pairs: 4, Packed: packed}
 		b := must.Have(NewBatches(m, f, 1000))
 		tokens := 1000
 		for i := range 1000 {

@@ -61,7 +61,7 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 	if err != nil {
 		return nil, err
 	}
-	angles := cfg.Ropes() * cfg.RotaryDim() / 2 // of a token
+	angles := cfg.AllPairs() // of a token
 	m = &Model{cfg: cfg, dev: dev, rope: model.NewRope(cfg)}
 	if m.cache, err = newCache(cfg, dev, tokens); err != nil {
 		return nil, err
@@ -152,13 +152,13 @@ func (m *Model) Read(ctx context.Context, ids []int32) ([]float32, error) {
 // pass reads some tokens, of a text that has total after the call of Read.
 func (m *Model) pass(ctx context.Context, ids []int32, total int) (err error) {
 	defer device.Caught(&err)
-	n, half := len(ids), m.cfg.RotaryDim()/2
+	n := len(ids)
 	positions := make([]int, n)
 	for i := range positions {
 		positions[i] = m.cache.read + i
 	}
 	copy(tensor.Data[int32](m.ids.host), ids)
-	rows := func(v View) View { return first(v, [4]int{m.cfg.Ropes(), n, 1, half}) }
+	rows := func(v View) View { return first(v, [4]int{1, n, 1, m.cfg.AllPairs()}) }
 	m.rope.Fill(rows(m.cos.host), rows(m.sin.host), positions, slices.Repeat([]int{total}, n))
 	b := model.Batch{IDs: first(m.ids.dev, [4]int{1, n, 1, 1}), Cos: rows(m.cos.dev), Sin: rows(m.sin.dev)}
 	m.dev.Store.Upload(b.IDs, first(m.ids.host, [4]int{1, n, 1, 1}))

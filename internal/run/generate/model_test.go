@@ -94,8 +94,8 @@ func trained(t *testing.T, cfg *hf.Config, weights *model.Params, ids []int32) (
 	n := len(ids)
 	b := model.Batch{
 		IDs: tensor.FromSlice(ids, 1, n, 1, 1), Targets: tensor.New(tensor.I32, 1, n, 1, 1),
-		Cos: tensor.New(tensor.F32, cfg.Ropes(), n, 1, cfg.RotaryDim()/2),
-		Sin: tensor.New(tensor.F32, cfg.Ropes(), n, 1, cfg.RotaryDim()/2),
+		Cos: tensor.New(tensor.F32, 1, n, 1, cfg.AllPairs()),
+		Sin: tensor.New(tensor.F32, 1, n, 1, cfg.AllPairs()),
 	}
 	positions := make([]int, n)
 	for i := range positions {

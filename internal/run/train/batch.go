@@ -301,16 +301,15 @@ func (in *inputs) upload(s *slot, tokens int) {
 
 // tables returns cos and sin for count samples of n tokens with equal positions. They may have room for more samples.
 func (in *inputs) tables(r *model.Rope, count, n int, positions, lengths []int) (cos, sin View, err error) {
-	rows := in.mem.Ropes * in.mem.Pairs // elements of a token
 	part := func(v View, at, samples int) View {
-		size := samples * n * rows
-		return state.Part(v, at*size, (at+1)*size).Reshape([4]int{in.mem.Ropes * samples, n, 1, in.mem.Pairs})
+		size := samples * n * in.mem.Pairs
+		return state.Part(v, at*size, (at+1)*size).Reshape([4]int{samples, n, 1, in.mem.Pairs})
 	}
 	if count*n > in.tabled || in.mem.Cos.IsZero() {
 		if err := in.mem.GrowTables(count * n); err != nil {
 			return cos, sin, err
 		}
-		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*count*n*rows)
+		host, err := in.dev.HostVector("rotary tables", tensor.F32, 2*count*n*in.mem.Pairs)
 		if err != nil {
 			return cos, sin, err
 		}

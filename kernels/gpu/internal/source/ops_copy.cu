@@ -144,9 +144,17 @@ __device__ __forceinline__ void map(T* y, const T* x, long long n, float a, floa
     map<F, T, 1>(y, x, n, a, b);                                                                       \
   }
 
-#define MAPS(NAME, T)             \
-  MAP(affine_##NAME, Affine, T)   \
-  MAP(softcap_##NAME, SoftCap, T)
+#define SCALE(NAME, L, T)                                                                  \
+  extern "C" __global__ void __launch_bounds__(256) NAME(T* y, const T* x, long long n,   \
+      const float* by) {                                                                  \
+    map<Affine, T, L>(y, x, n, *by, 0.0f);                                                \
+  }
+
+#define MAPS(NAME, T)                \
+  MAP(affine_##NAME, Affine, T)      \
+  MAP(softcap_##NAME, SoftCap, T)    \
+  SCALE(scale_##NAME, LANES<T>, T)   \
+  SCALE(scale_##NAME##_any, 1, T)
 
 MAPS(bf16, bf16_t)
 MAPS(fp16, fp16_t)

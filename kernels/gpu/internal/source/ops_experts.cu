@@ -108,6 +108,15 @@ extern "C" __global__ void __launch_bounds__(128) route(float* weight, int* choi
   for (int j = lane; j < k; j += 32) weight[j] = float(r.scale * scores[choice[j]] / divisor(sum, r));
 }
 
+extern "C" __global__ void __launch_bounds__(256) scale_choices(float* y, float* terms, const float* x,
+    const float* weight, const int* choice, const float* scale, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  float v = x[i];
+  if (terms) terms[i] = v * weight[i];
+  y[i] = v * scale[choice[i]];
+}
+
 __device__ __forceinline__ bool counted(const int* tokens, int row) { return !tokens || tokens[row] >= 0; }
 
 // route_backward has a warp for each row too. With s the scores, f the factor and d the divisor of the weights:
