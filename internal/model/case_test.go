@@ -173,6 +173,14 @@ var tinyModels = map[string]*hf.Config{
 		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2}, RopeLocalBaseFreq: 10,
 		SlidingWindow: 3, LayerTypes: []string{"sliding_attention", "full_attention"},
 	},
+	"gemma4": {
+		Architecture: "gemma4_text", VocabSize: 11, HiddenSize: 8, IntermediateSize: 12, NumHiddenLayers: 2,
+		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 4, RopeTheta: 50, RopeLocalBaseFreq: 10,
+		RMSNormEps:    0.01, // a result of experts may be nearly 0
+		GlobalHeadDim: 8, NumGlobalKeyValueHeads: 1, AttentionKEqV: true, PartialRotaryFactor: 0.5, FinalLogitSoftcapping: 5,
+		NumExperts: 5, NumExpertsPerTok: 2, MoEIntermediateSize: 3,
+		SlidingWindow: 3, LayerTypes: []string{"sliding_attention", "full_attention"},
+	},
 	"olmo3": {
 		Architecture: "olmo3", VocabSize: 7, HiddenSize: 10, IntermediateSize: 14, NumHiddenLayers: 2,
 		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 4, RopeTheta: 30, RMSNormEps: 0.3,

@@ -19,6 +19,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/internal/model/machine"
 	"github.com/cprun/cprun/internal/run/train"
 	"github.com/cprun/cprun/tensor"
@@ -90,6 +91,29 @@ func TestPrefixesOfSamples(t *testing.T) {
 		keys := []string{"a=b"}
 		if err := CompareVaried(r, cfg, keys, one, many); err != nil || !slices.Equal(r.Varied, keys) || *r.OK {
 			t.Errorf("%+v, %v", r, err)
+		}
+	}
+}
+
+// Keys of gemma4 are checked in layers with a window and without, which rotate a part of their pairs.
+func TestRopeOfTwoKindsOfLayers(t *testing.T) {
+	t.Parallel()
+	dir := must.Have(filepath.Abs("../../model/testdata/families/gemma4_text-dense"))
+	path := writeFile(t, "train.yaml", fmt.Sprintf("model: {from: %s}\ndata: {path: %s/tokens.bin, seq_len: 96}\n"+
+		"train: {steps: 1, global_batch_size: 1}\noptimizer: {lr: 1.0e-3}\n", dir, dir))
+	one, cfg := runSide(t, path, 1, 96)
+	for _, c := range []struct {
+		change func(*hf.Config)
+		wrong  int // layers
+	}{
+		{func(*hf.Config) {}, 0}, {func(m *hf.Config) { m.RopeLocalBaseFreq *= 2 }, 4},
+		{func(m *hf.Config) { m.RopeTheta /= 100 }, 2}, {func(m *hf.Config) { m.PartialRotaryFactor *= 2 }, 2},
+	} {
+		changed := *cfg
+		c.change(&changed.Model.Config)
+		r := &Report{Compute: "fp32", Ranks: 1, Reasons: map[string]string{}}
+		if r.compareRope(&changed, one); r.Rope == nil || r.Rope.Layers != 6 || len(r.Differences) != c.wrong {
+			t.Errorf("%+v, %v, %v, want %d wrong layers", r.Rope, r.Reasons, r.Differences, c.wrong)
 		}
 	}
 }

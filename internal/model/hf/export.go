@@ -344,7 +344,7 @@ func (c *Config) keys(dir string, dtype safetensors.DType) (map[string]any, erro
 	if c.MaxPositionEmbedding == 0 {
 		delete(m, "max_position_embeddings")
 	}
-	if f.Experts != nil { // beside num_experts, which transformers 4 reads in qwen3_moe
+	if c.NumExperts > 0 { // beside num_experts, which transformers 4 reads in qwen3_moe
 		m[f.Experts.Count] = c.NumExperts
 	}
 	writeGlobal(m, c)

@@ -23,7 +23,8 @@ func init() {
 		},
 		Pad: 1, Windows: Windows{Slides: allBut(6, "")}, Wrapper: "gemma4_unified",
 		Activation: kernels.GELU, ActivationKey: "hidden_activation",
-		Keys: []string{logitCapKey, localKey, globalDimKey, globalHeadsKey, keyValuesKey},
+		Keys:   []string{logitCapKey, localKey, globalDimKey, globalHeadsKey, keyValuesKey},
+		Export: map[string]any{sharedLayersKey: 0, "use_double_wide_mlp": false},
 	}
 	Register(f)
 	f.Name, f.Class, f.Wrapper = "gemma4_text", "Gemma4ForCausalLM", "gemma4"
@@ -39,7 +40,8 @@ func init() {
 	})
 	f.Experts = &Mixture{Count: "num_experts", Apart: true, Router: kernels.Router{Normalize: true}}
 	f.Keys = append([]string{"num_experts", "num_experts_per_tok", widthKey}, f.Keys...)
-	f.Export = map[string]any{perLayerInput: 0}
+	f.Export = maps.Clone(f.Export)
+	f.Export[perLayerInput] = 0
 	Register(f)
 }
 
@@ -53,7 +55,9 @@ const (
 	perLayerKey    = "per_layer_config" // in place of the global keys: an object for each layer that differs
 	topKey         = "top_k_experts"
 	mixesKey       = "enable_moe_block"
-	perLayerInput  = "hidden_size_per_layer_input"
+
+	perLayerInput   = "hidden_size_per_layer_input"
+	sharedLayersKey = "num_kv_shared_layers"
 )
 
 // readGlobal reads the heads of layers without a window, in either form, and refuses what the smallest models have.
@@ -66,11 +70,14 @@ func readGlobal(c *Config, o object) {
 	if n := o.integer(perLayerInput, 256); f.Experts != nil && n > 0 {
 		o.fault(perLayerInput, small, n, "the embeddings of each layer")
 	}
-	if n := o.integer("num_kv_shared_layers", 0); n > 0 {
-		o.fault("num_kv_shared_layers", small, n, "the layers with keys and values of others")
+	if n := o.integer(sharedLayersKey, 0); n > 0 {
+		o.fault(sharedLayersKey, small, n, "the layers with keys and values of others")
 	}
-	if f.Experts != nil && !o.boolean(mixesKey, false) { // the others have no effect
+	switch mixes := o.boolean(mixesKey, false); {
+	case f.Experts != nil && !mixes: // the other keys have no effect
 		c.NumExperts, c.NumExpertsPerTok, c.MoEIntermediateSize = 0, 0, 0
+	case mixes && c.NumExperts == 0:
+		o.fault("num_experts", "missing; %s needs it", mixesKey)
 	}
 	if n := len(c.LayerTypes); n > 0 {
 		c.LayerTypes[n-1] = FullAttention // as in transformers

@@ -71,6 +71,8 @@ func TestExportOfALargerModel(t *testing.T) {
 		{"qwen3_5_text", map[string]any{"model_type": "qwen3_5", "architectures": []string{"Qwen3_5ForConditionalGeneration"},
 			"tie_word_embeddings": false, "eos_token_id": 7, "vision_config": json.RawMessage(`{"depth":3,"scale":1.0}`)}, inner},
 		{"qwen3_5_moe_text", map[string]any{"model_type": "qwen3_5_moe", "image_token_id": 5}, inner},
+		{"gemma4_text", map[string]any{"model_type": "gemma4", "tie_word_embeddings": true}, inner},
+		{"gemma4_unified_text", map[string]any{"model_type": "gemma4_unified"}, inner},
 		{"qwen3_5_text", nil, inner}, // as transformers saves the text alone
 		{"qwen3_next", nil, same},
 	} {

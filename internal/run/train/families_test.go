@@ -153,11 +153,11 @@ func TestTwoRotaryTablesForAnyBatch(t *testing.T) {
 }
 
 // The length of a token's document selects longrope's factors on any rank: some documents are longer than the trained
-// length, others beside them in a sample are not. The second tables of gemma3 and ministral3 restart with each
+// length, others beside them in a sample are not. The second tables of gemma3, gemma4 and ministral3 restart with each
 // document.
 func TestRotaryTablesOfDocuments(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"phi3", "gemma3", "ministral3"} {
+	for _, name := range []string{"phi3", "gemma3", "gemma4_text", "gemma4_text-dense", "ministral3"} {
 		t.Run(name, func(t *testing.T) { testDocuments(t, "../families/"+name) })
 	}
 }

@@ -91,6 +91,8 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 		{"parallel.layout=striped"}, {"parallel.layout=contiguous", "model.sliding_window=12"},
 		{"parallel.layout=window", "model.sliding_window=12"},
 		{"model.architecture=qwen3", "model.tie_word_embeddings=false"},
+		{"model={architecture: gemma4_text, head_dim: 8, global_head_dim: 16, num_global_key_value_heads: 1, " +
+			"attention_k_eq_v: true, sliding_window: 27, layer_types: [sliding_attention, full_attention]}", "model.num_hidden_layers=2"},
 		{"model.architecture=smollm3", "model.attention_bias=true", "model.mlp_bias=true"},
 		{"model.architecture=phi3", "model.head_dim=12", "model.partial_rotary_factor=0.5"},
 		{"memory.offload=both", "memory.shard=gradients", "memory.recompute=full", "model.num_hidden_layers=6"},
