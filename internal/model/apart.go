@@ -27,7 +27,8 @@ type apartViews struct {
 
 func (l *apart) views(list []saved, m *Model, s *activations) []saved {
 	list = l.experts.views(l.shared.views(list, m, s), m, s)
-	for _, v := range [][2]*View{{&s.route, &s.routeInv}, {&s.n3, &s.inv3}, {&s.alone, &s.aloneInv}, {&s.mixed, &s.mixedInv}} {
+	for _, v := range [][2]*View{{&s.route, &s.routeInv}, {&s.n3, &s.inv3}, {&s.alone, &s.aloneInv},
+		{&s.mixed, &s.mixedInv}} {
 		list = append(list, saved{v[0], m.dtype, 1, m.cfg.HiddenSize, ofTile, 0}, saved{v[1], m.accum, 1, 1, ofTile, 0})
 	}
 	return list

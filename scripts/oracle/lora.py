@@ -46,6 +46,9 @@ ADAPTERS = {
     # also the router, and gate and up with twice the rank, under other names than the files of the base have
     "mixtral": ("families/mixtral", 128, dict(r=2, lora_alpha=4, target_modules="all-linear")),
     "resized": ("families/qwen2", 128, dict(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"])),
+    # the router is a linear layer, and an adapter of keys is one of values where these are the same
+    "gemma4": ("families/gemma4_text", 128, dict(
+        r=2, lora_alpha=4, target_modules="all-linear", target_parameters=["experts.gate_up_proj", "experts.down_proj"])),
 }
 RESIZED = ["resized", "grown"]  # the second trains all weights
 ROWS = 100  # of the resized embeddings of 96 tokens
@@ -140,8 +143,9 @@ def check(base, adapter, merged):
     with torch.no_grad():
         b = load(merged)
         a, plain = load(base), load(base)
-        if b.config.vocab_size != a.config.vocab_size:
-            a, plain = resized(a, b.config.vocab_size), resized(plain, b.config.vocab_size)
+        rows = b.get_input_embeddings().weight.shape[0]
+        if rows != a.get_input_embeddings().weight.shape[0]:
+            a, plain = resized(a, rows), resized(plain, rows)
         a = PeftModel.from_pretrained(a, adapter)(input_ids=ids).logits.log_softmax(-1)
         b = b(input_ids=ids).logits.log_softmax(-1)
         plain = plain(input_ids=ids).logits.log_softmax(-1)

@@ -161,7 +161,7 @@ func (o *ExportOptions) adapter(cfg *config.Config, c *checkpoint.Checkpoint,
 			"config=AutoConfig.from_pretrained(%q)\n", strings.Join(changed, ", "),
 			terminal.Name(filepath.Join(o.To, "config.json")), o.To)
 	}
-	if w := cfg.Model.Wrapper; w != "" {
+	if w := cfg.Model.Wrapper; w != "" && !cfg.Model.Nested() {
 		fmt.Fprintf(o.Stdout, "note: load the base with AutoModelForCausalLM: peft ignores the adapter in a %s with images; "+
 			"--merge serves both\n", w)
 	}

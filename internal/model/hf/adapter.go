@@ -138,8 +138,8 @@ func inPEFT(module string) string {
 	return module
 }
 
-// linears reports whether a tensor is a matrix of a layer, to which LoRA applies: not to experts, and to routers only if
-// transformers has a linear layer for them.
+// linears reports whether a tensor is a matrix of a layer, to which LoRA applies: not to experts, and to a router only
+// if transformers has a linear layer for it.
 func linears(t Tensor) bool { return t.Layer >= 0 && t.Kind == Product && !isParameter(t) }
 
 // isParameter reports whether a tensor is a matrix that LoRA.TargetParameters may name.
@@ -220,6 +220,9 @@ func (c *Config) adapter(t Tensor) []Tensor {
 	}
 	return []Tensor{a, b}
 }
+
+// Nested reports whether PEFT's files have the names of the larger model around this one.
+func (c *Config) Nested() bool { return c.Wrapper != "" && c.Family().Nested }
 
 // innerLayer names the module inside of PEFT's for a second matrix.
 const innerLayer = ".base_layer"

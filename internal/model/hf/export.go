@@ -366,9 +366,10 @@ func writeRope(m map[string]any, c *Config) {
 	if part, ok := m["partial_rotary_factor"]; ok {
 		v5["partial_rotary_factor"] = part
 	}
-	if f.Proportional {
+	if f.Proportional { // transformers has the part inside, and rope_scaling would replace rope_parameters
 		v5["rope_type"] = proportional
-		delete(m, "partial_rotary_factor") // transformers has it inside
+		delete(m, "partial_rotary_factor")
+		delete(m, "rope_scaling")
 	}
 	for _, key := range mropeKeys {
 		if raw, ok := c.Unused[key]; ok {

@@ -56,6 +56,8 @@ type Family struct {
 	// Wrapper is the model_type of a larger model with this one, described under text_config; "" for none. Several
 	// families may have the same.
 	Wrapper string
+	// Nested: transformers loads Wrapper itself as a causal language model, so adapters of PEFT have its names.
+	Nested bool
 	// Whole: an export has the names and other keys of model.from, and its tensors beside the language model.
 	Whole bool
 	// Keys lists supported keys of config.json that not all families have.

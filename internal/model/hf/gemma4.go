@@ -16,7 +16,8 @@ func init() {
 		LayerScale: "layer_scalar"})
 	f := Family{
 		Name: "gemma4_unified_text", Class: "Gemma4UnifiedForCausalLM", Tensors: names, Layer: llamaLayer,
-		Partial: true, Proportional: true, Ropes: []string{}, ValueNorms: true, ScaledEmbedding: true, Whole: true,
+		Partial: true, Proportional: true, Ropes: []string{}, ValueNorms: true, ScaledEmbedding: true,
+		Whole: true, Nested: true,
 		Defaults: Config{
 			NumKeyValueHeads: 4, HeadDim: 256, GlobalHeadDim: 512, MaxPositionEmbedding: 256 << 10,
 			TieWordEmbeddings: true, SlidingWindow: 1024, RopeTheta: 1e6, RopeLocalBaseFreq: 1e4, PartialRotaryFactor: 0.25,
@@ -60,7 +61,7 @@ const (
 	sharedLayersKey = "num_kv_shared_layers"
 )
 
-// readGlobal reads the heads of layers without a window, in either form, and refuses what the smallest models have.
+// readGlobal reads the heads of layers without a window, in either form, and refuses keys of the smallest models.
 func readGlobal(c *Config, o object) {
 	f := c.Family()
 	if !slices.Contains(f.Keys, globalDimKey) {

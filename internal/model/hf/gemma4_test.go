@@ -88,6 +88,9 @@ func TestFormsOfGemma4(t *testing.T) {
 		if _, apart := keys["per_layer_config"]; global == apart || apart != (c.Unused["per_layer_config"] != nil) {
 			t.Errorf("%s: written with %v", text, keys)
 		}
+		if _, ok := keys["rope_scaling"]; ok { // transformers would take it in place of rope_parameters
+			t.Errorf("%s: written with rope_scaling", text)
+		}
 		if again, err := ReadConfig(out); err != nil || !reflect.DeepEqual(again.tokenless(), c.tokenless()) {
 			t.Errorf("%s: written and read: %v\n%+v\nwant\n%+v", text, err, again, c)
 		}
@@ -190,4 +193,51 @@ func TestPartsBesideGemma4(t *testing.T) {
 	}
 	sameKeys(t, to, out)
 	sameTensorBytes(t, to, out)
+}
+
+// An adapter of a model with images has PEFT's names of its language model alone, and is read under them.
+func TestAdapterOfGemma4WithImages(t *testing.T) {
+	dir := whole(t, "gemma4_text", map[string]any{"model_type": "gemma4"},
+		func(name string) string { return strings.Replace(name, "model.", "model.language_model.", 1) })
+	c, err := ReadConfig(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Tuning.LoRA = &LoRA{R: 2, Alpha: 4, TargetParameters: []string{"experts.down_proj"}}
+	m := Model{Config: c, DType: safetensors.F32, Tensors: c.Adapters(), From: dir, Read: fill}
+	out := filepath.Join(t.TempDir(), "adapter")
+	if err := ExportAdapter(out, m); err != nil {
+		t.Fatal(err)
+	}
+	f, err := safetensors.Open(filepath.Join(out, adapterFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, name := range f.Names() {
+		if !strings.HasPrefix(name, "base_model.model.model.language_model.layers.") {
+			t.Errorf("an adapter of %s", name)
+		}
+	}
+	l, err := ReadAdapter(out)
+	if err != nil || len(l.Targets.Names) != 2*8+7 || !l.targets("model.layers.2.self_attn.k_proj", 2) ||
+		l.targets("model.layers.2.self_attn.v_proj", 2) || l.targets("model.vision_tower.layers.0.self_attn.q_proj", 0) {
+		t.Errorf("read %+v, %v", l, err)
+	}
+	c.Tuning.LoRA = l
+	w, err := OpenAdapter(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := w.CheckAdapter(c); err != nil || w.Note() != "" {
+		t.Errorf("%v, %s", err, w.Note())
+	}
+	text := `{"peft_type":"LORA","r":2,"lora_alpha":4,"target_modules":".*language_model\\..*\\.(q_proj|v_proj)"}`
+	if err := os.WriteFile(filepath.Join(out, adapterConfig), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := ReadAdapter(out); err != nil || !l.targets("model.layers.1.self_attn.q_proj", 1) {
+		t.Errorf("the expression of PEFT: %+v, %v", l, err)
+	}
 }

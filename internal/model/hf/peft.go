@@ -81,6 +81,12 @@ func (o object) targets(l *LoRA) {
 	slices.Sort(l.TargetParameters)
 	l.TargetParameters = slices.Compact(l.TargetParameters)
 	o.get("target_modules", modules, &l.Targets)
+	for _, m := range []*Modules{&l.Targets, &l.Exclude} { // of a larger model, only modules of its language model count
+		for i, name := range m.Names {
+			m.Names[i] = strings.Replace(name, nestedPrefix, basePrefix, 1)
+		}
+		m.Regexp = strings.Replace(m.Regexp, `language_model\.`, "", 1)
+	}
 	switch none := l.Targets.Regexp == "" && len(l.Targets.Names) == 0; {
 	case none && len(l.TargetParameters) > 0:
 		l.Targets.Names = []string{}
@@ -213,6 +219,13 @@ func ExportAdapter(path string, m Model) error {
 	} else if targets.Regexp != "" && m.Config.renames() { // PEFT would take its last parts alone
 		targets = Modules{Names: m.Config.adapted()}
 	}
+	nested := m.Config.Nested()
+	if nested { // modules of images have the same last parts
+		targets = Modules{Names: m.Config.adapted()}
+		for i, name := range targets.Names {
+			targets.Names[i] = strings.Replace(name, basePrefix, nestedPrefix, 1)
+		}
+	}
 	config := map[string]any{
 		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": hubName(m.From), "inference_mode": true,
 		"r": l.R, "lora_alpha": number(l.Alpha), "lora_dropout": number(l.Dropout), "target_modules": targets,
@@ -230,6 +243,9 @@ func ExportAdapter(path string, m Model) error {
 				head := f
 				head.Name = adapterPrefix + m.Config.Family().Tensors[Head]
 				entries = append(entries, m.entry(head))
+			}
+			if nested {
+				f.Name = strings.Replace(f.Name, adapterPrefix+basePrefix, adapterPrefix+nestedPrefix, 1)
 			}
 			entries = append(entries, m.entry(f))
 		}

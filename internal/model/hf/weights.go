@@ -112,9 +112,11 @@ func (w *Weights) unwrap() {
 		if besides[partOf(stored)] {
 			w.beside[stored] = w.where[stored]
 		}
-		own, newer := strings.CutPrefix(stored, "model.language_model.")
-		if newer {
-			own = "model." + own
+		own, newer := strings.CutPrefix(stored, nestedPrefix)
+		if adapter, ok := strings.CutPrefix(stored, adapterPrefix+nestedPrefix); ok {
+			own = adapterPrefix + basePrefix + adapter
+		} else if newer {
+			own = basePrefix + own
 		} else if own, newer = strings.CutPrefix(stored, "language_model."); !newer {
 			continue
 		}
@@ -125,10 +127,11 @@ func (w *Weights) unwrap() {
 	}
 	for own, stored := range w.inner {
 		w.where[own] = w.where[stored]
+		delete(w.where, stored)
 	}
 	maps.DeleteFunc(w.where, func(name string, _ *safetensors.File) bool {
 		part := partOf(name)
-		return besides[part] && part != "mtp" || part == "language_model" || part == "multi_modal_projector"
+		return besides[part] && part != "mtp" || part == "multi_modal_projector"
 	})
 }
 
@@ -149,7 +152,10 @@ func (w *Weights) find(name string) string {
 	return ""
 }
 
-const basePrefix = "model."
+const (
+	basePrefix   = "model."
+	nestedPrefix = "model.language_model." // of a language model in a larger one
+)
 
 // These bounds of a sharded model, which may link to one file many times, are descriptors and the memory of all
 // headers. The largest known models have 200 shards and 10 MB of headers.

@@ -325,6 +325,27 @@ func testMaps(r *rig) {
 	r.equal("scaled", x, []float64{nan, nan, nan, nan})
 }
 
+// testScaleChoices scales weights, in place and not, and multiplies them by others.
+func testScaleChoices(r *rig) {
+	each(r, mixes(), func(r *rig, m mix) {
+		d, shape := r.deal(m), []int{1, m.tokens, m.chosen, 1}
+		x, xs := r.random(r.par, shape...)
+		weight, ws := r.random(r.par, shape...)
+		scale, ss := r.random(r.par, 1, 1, 1, m.experts)
+		choice, y, terms := r.ints(d.choice, shape...), r.garbage(r.par, shape...), r.garbage(r.par, shape...)
+		want, wantTerms := zeros(len(xs)), zeros(len(xs))
+		for i, e := range d.choice {
+			want[i], wantTerms[i] = xs[i]*ss[e], xs[i]*ws[i]
+		}
+		r.ops.ScaleChoices(y, View{}, x, View{}, choice, scale)
+		r.close("scaled", y, want)
+		r.equal("x", x, xs)
+		r.ops.ScaleChoices(x, terms, x, weight, choice, scale)
+		r.close("scaled in place", x, want)
+		r.close("terms", terms, wantTerms)
+	})
+}
+
 func testEmbed(r *rig) {
 	type shape struct{ batch, seq, vocab, hidden int }
 	shapes := []shape{{1, 1, 1, 1}, {1, 0, 5, 3}, {2, 3, 7, 5}, {2, 100, 11, 131}}

@@ -136,27 +136,6 @@ func testRoute(r *rig) {
 	})
 }
 
-// testScaleChoices scales weights, in place and not, and multiplies them by others.
-func testScaleChoices(r *rig) {
-	each(r, mixes(), func(r *rig, m mix) {
-		d, shape := r.deal(m), []int{1, m.tokens, m.chosen, 1}
-		x, xs := r.random(r.par, shape...)
-		weight, ws := r.random(r.par, shape...)
-		scale, ss := r.random(r.par, 1, 1, 1, m.experts)
-		choice, y, terms := r.ints(d.choice, shape...), r.garbage(r.par, shape...), r.garbage(r.par, shape...)
-		want, wantTerms := zeros(len(xs)), zeros(len(xs))
-		for i, e := range d.choice {
-			want[i], wantTerms[i] = xs[i]*ss[e], xs[i]*ws[i]
-		}
-		r.ops.ScaleChoices(y, View{}, x, View{}, choice, scale)
-		r.close("scaled", y, want)
-		r.equal("x", x, xs)
-		r.ops.ScaleChoices(x, terms, x, weight, choice, scale)
-		r.close("scaled in place", x, want)
-		r.close("terms", terms, wantTerms)
-	})
-}
-
 // routeBackward checks the gradients of logits, given those of weights and of shares.
 func (r *rig) routeBackward(m mix, router kernels.Router, choice, logits View, ls []float64) {
 	r.t.Helper()

@@ -51,7 +51,7 @@ func loraCurves(t *testing.T) (runs []tuned, curve func(name string) expect) {
 		return "../" + of.Base
 	}
 	grown := []string{"model.resize_embeddings=100", "data.path=" + absolute(filepath.Join(loraDir, "resized.bin"))}
-	for _, name := range []string{"all", "subset", "phi3", "patterns", "tied", "experts", "mixtral", "resized"} {
+	for _, name := range []string{"all", "subset", "phi3", "patterns", "tied", "experts", "mixtral", "gemma4", "resized"} {
 		set := []string{"lora.from=" + absolute(filepath.Join(loraDir, name))}
 		if name == "resized" {
 			set = append(set, grown...)
