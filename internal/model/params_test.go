@@ -137,6 +137,11 @@ func TestInitDependsOnSeedAndNameAlone(t *testing.T) {
 		near(t, "mean of "+p.Name, mean, 0, 5*0.05/math.Sqrt(n))
 		near(t, "deviation of "+p.Name, std, 0.05, 5*0.05/math.Sqrt(2*n))
 	}
+	for _, p := range NewLayout(tinyModels["gemma4"], 1).Frozen.Params {
+		if p.Role != hf.LayerScale || p.Mean != 1 || p.Std != 0 {
+			t.Errorf("a frozen %+v", p)
+		}
+	}
 	if def := Layout(&hf.Config{Architecture: hf.Llama, VocabSize: 1, HiddenSize: 1})[0].Std; def != 0.02 {
 		t.Errorf("default deviation %v", def)
 	}

@@ -191,6 +191,9 @@ func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
 		Device: device, Documents: c.Data.PackDocuments, PerHost: ranks,
 		Heads: c.Model.NumAttentionHeads, KVHeads: c.Model.NumKeyValueHeads,
 	}
+	if n := c.Model.NumGlobalKeyValueHeads; n > 0 {
+		by.KVHeads = min(by.KVHeads, n)
+	}
 	if hosts > 1 {
 		if by.PerHost = 1; ranks%hosts == 0 {
 			by.PerHost = ranks / hosts

@@ -82,7 +82,8 @@ func sizeRule(c *Config, f *faults) {
 		{"model.intermediate_size", 2 * float64(m.IntermediateSize) * float64(m.NumHiddenLayers)},
 		{"model.num_experts", 2 * float64(m.NumExperts) * float64(cmp.Or(m.MoEIntermediateSize, m.IntermediateSize)) *
 			float64(m.NumHiddenLayers)},
-		{"model.head_dim", float64(m.NumAttentionHeads) * float64(m.HeadDim) * float64(m.NumHiddenLayers)},
+		{"model.head_dim", float64(m.NumAttentionHeads) * float64(max(m.HeadDim, m.GlobalHeadDim)) *
+			float64(m.NumHiddenLayers)},
 		{"model.vocab_size", float64(m.VocabSize)},
 	} {
 		if n := rows * w.width; n > maxNumbers {

@@ -144,6 +144,10 @@ func TestWrongConfigsOfGemma4AreRefused(t *testing.T) {
 	if f := c.Check(); len(f) != 1 || f[0].Key != "layer_types" {
 		t.Errorf("a last layer with a window: %v", f)
 	}
+	c.LayerTypes, c.OutputRouterLogits = []string{SlidingAttention, FullAttention}, true
+	if f := c.Check(); len(f) != 1 || f[0].Key != logitsKey {
+		t.Errorf("a loss of balance: %v", f)
+	}
 }
 
 // Parts of images and sound are copied by their prefix, though their names may end like those of text.
