@@ -24,4 +24,5 @@ type Pairs struct {
 type Operand struct {
 	tensor.View
 	ByToken bool
+	Factors tensor.View // of a matrix in E4M3, as in Scaled; the zero View: it is one of activations
 }

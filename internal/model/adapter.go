@@ -145,18 +145,27 @@ func (p *pass) drop(l *adapter, y, x View) {
 	p.ops.Dropout(y, x, tokens, kernels.Dropout{P: l.rate, Key: p.b.Key ^ l.name})
 }
 
-// groupLinear does the work of linear for the pairs of experts. Their adapters drop nothing, as in PEFT.
-func (p *pass) groupLinear(y View, x kernels.Operand, w *weight, pairs kernels.Pairs) {
-	p.ops.GroupLinear(y, x, w.w, pairs, false)
+// groupLinear does the work of linear for the pairs of experts, given x and its form of groupOperand. Their adapters
+// drop nothing, as in PEFT.
+func (p *pass) groupLinear(y View, x, from kernels.Operand, w *weight, pairs kernels.Pairs) {
+	if w.scaled() {
+		p.ops.GroupScaledLinear(y, from, w.codes, pairs)
+	} else {
+		p.ops.GroupLinear(y, x, w.w, pairs, false)
+	}
 	if l := w.lora; l != nil {
 		defer p.a.Release(p.a.Mark())
 		p.ops.GroupLinear(y, p.groupReduced(l, x, pairs), l.b.w, pairs, true)
 	}
 }
 
-// groupLinearDX sets dx to the gradient of x.
-func (p *pass) groupLinearDX(dx View, dy kernels.Operand, w *weight, pairs kernels.Pairs) {
-	p.ops.GroupLinearDX(dx, dy, w.w, pairs, false)
+// groupLinearDX sets dx to the gradient of x, given dy and its form of groupGradient.
+func (p *pass) groupLinearDX(dx View, dy, from kernels.Operand, w *weight, pairs kernels.Pairs) {
+	if w.scaled() {
+		p.ops.GroupScaledLinear(dx, from, kernels.Scaled{View: w.turned.View}, pairs)
+	} else {
+		p.ops.GroupLinearDX(dx, dy, w.w, pairs, false)
+	}
 	if l := w.lora; l != nil {
 		defer p.a.Release(p.a.Mark())
 		p.ops.GroupLinearDX(dx, p.groupReducedBack(l, dy, pairs), l.a.w, pairs, true)

@@ -55,21 +55,23 @@ func (l *experts) forward(p *pass, t *activations, y, x, add View) {
 		}
 	}
 	pairs, in, act := p.sort(e, choice), places(t.in, e), places(t.act, e)
-	byToken, up := kernels.Operand{View: x, ByToken: true}, l.at(hf.ExpertIn)
+	up, byToken := l.at(hf.ExpertIn), kernels.Operand{View: x, ByToken: true}
+	from, w := p.groupOperand(byToken, up)
 	fused, _ := p.ops.(FusedExperts)
 	if fused == nil || up.lora != nil || !l.at(hf.ExpertIn.Bias()).w.IsZero() ||
-		!fused.GroupLinearGLU(act, in, byToken, up.w, pairs, p.act) {
-		p.groupLinear(in, byToken, up, pairs)
+		!fused.GroupLinearGLU(act, in, from, w, pairs, p.act) {
+		p.groupLinear(in, byToken, from, up, pairs)
 		l.groupAdd(p, hf.ExpertIn, in, pairs)
 		p.ops.GroupGLU(act, in, p.act)
 	}
 	if y.IsZero() {
 		return
 	}
-	down := p.a.Alloc(p.dtype, 1, act.Rows(), 1, x.Cols())
-	p.groupLinear(down, kernels.Operand{View: act}, l.at(hf.ExpertDown), pairs)
-	l.groupAdd(p, hf.ExpertDown, down, pairs)
-	p.ops.Combine(y, add, down, l.weights(p, t), pairs)
+	down, result := l.at(hf.ExpertDown), p.a.Alloc(p.dtype, 1, act.Rows(), 1, x.Cols())
+	from, _ = p.groupOperand(kernels.Operand{View: act}, down)
+	p.groupLinear(result, kernels.Operand{View: act}, from, down, pairs)
+	l.groupAdd(p, hf.ExpertDown, result, pairs)
+	p.ops.Combine(y, add, result, l.weights(p, t), pairs)
 }
 
 // routerInput returns the router's input beside x, that of the experts.
@@ -115,11 +117,14 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 	dweight := p.a.Alloc(p.accum, shape(weight)...)
 	din, scaled := in, da
 	fused, _ := p.ops.(FusedExperts)
+	mark := p.a.Mark()
+	from, w := p.groupGradient(dout, down, pairs)
 	if fused == nil || down.lora != nil ||
-		!fused.GroupLinearDXGLUBackward(in, da, dweight, dout, down.w, weight, pairs, p.act) {
-		p.groupLinearDX(da, dout, down, pairs)
+		!fused.GroupLinearDXGLUBackward(in, da, dweight, from, w, weight, pairs, p.act) {
+		p.groupLinearDX(da, dout, from, down, pairs)
 		p.ops.GroupGLUBackward(din, scaled, dweight, da, in, weight, pairs, p.act)
 	}
+	p.a.Release(mark)
 	if bias := l.at(hf.ExpertDown.Bias()); !bias.w.IsZero() {
 		p.ops.GroupDot(dweight, dout, bias.w, pairs)
 		p.groupSum(bias, dout, weight, pairs)
@@ -144,7 +149,8 @@ func (l *experts) backward(p *pass, dx, dy, x View, t *activations, accumulate b
 		sum = View{}
 	}
 	dpairs := p.a.Alloc(p.dtype, 1, din.Rows(), 1, x.Cols())
-	p.groupLinearDX(dpairs, kernels.Operand{View: din}, up, pairs)
+	from, _ = p.groupGradient(kernels.Operand{View: din}, up, pairs)
+	p.groupLinearDX(dpairs, kernels.Operand{View: din}, from, up, pairs)
 	p.ops.Combine(dx, sum, dpairs, View{}, pairs)
 }
 

@@ -56,6 +56,13 @@ type ScaledProducts interface {
 	// y. With the zero View as add it adds nothing. y has the type of activations or of parameters. kernels.ScaledUnit
 	// divides N and K. Sums are float32.
 	ScaledLinear(y View, a, b kernels.Scaled, add View)
+
+	// GroupQuantize sets to [P, C] to the row of x [P or T, C] of each place, times its expert's part of by, float32
+	// [1, E*C, 1, 1], as float32. kernels.ScaledUnit divides C.
+	GroupQuantize(to kernels.Scaled, x kernels.Operand, by View, p kernels.Pairs)
+	// GroupScaledLinear sets y [P, N] to each row of a [P or T, K] times the transpose of its expert's rows of b [E*N, K]
+	// or, if b has no factors, of its columns of b [N, E*K]. kernels.ScaledUnit divides N and K. Sums are float32.
+	GroupScaledLinear(y View, a kernels.Operand, b kernels.Scaled, p kernels.Pairs)
 }
 
 // Norms are RMSNorms, of rows and of heads, and the rotation after head norms.
@@ -165,12 +172,12 @@ type Experts interface {
 }
 
 // FusedExperts does two operations of Experts in one pass over memory. A method returns false, and does nothing, if it
-// does not support a call.
+// does not support a call. If the operand has factors, w is as in GroupScaledLinear, which it then does.
 type FusedExperts interface {
 	// GroupLinearGLU does GroupLinear, to x, and GroupGLU.
-	GroupLinearGLU(y, x View, from kernels.Operand, w View, p kernels.Pairs, act kernels.Activation) bool
+	GroupLinearGLU(y, x View, from kernels.Operand, w kernels.Scaled, p kernels.Pairs, act kernels.Activation) bool
 	// GroupLinearDXGLUBackward does GroupLinearDX, to wy, and GroupGLUBackward, with wy as da and dx in place of x.
-	GroupLinearDXGLUBackward(x, wy, dweight View, dy kernels.Operand, w, weight View, p kernels.Pairs,
+	GroupLinearDXGLUBackward(x, wy, dweight View, dy kernels.Operand, w kernels.Scaled, weight View, p kernels.Pairs,
 		act kernels.Activation) bool
 }
 

@@ -93,6 +93,8 @@ func (nopOps) LinearDW(_, _, _ View, _ bool)                                    
 func (nopOps) Quantize(_, _ kernels.Scaled, _, _ View)                                       {}
 func (nopOps) Transpose(_, _ View)                                                           {}
 func (nopOps) ScaledLinear(_ View, _, _ kernels.Scaled, _ View)                              {}
+func (nopOps) GroupQuantize(kernels.Scaled, kernels.Operand, View, kernels.Pairs)            {}
+func (nopOps) GroupScaledLinear(View, kernels.Operand, kernels.Scaled, kernels.Pairs)        {}
 func (nopOps) SumRows(_, _ View)                                                             {}
 func (nopOps) RMSNorm(_, _, _, _ View, _ float64)                                            {}
 func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)                                   {}

@@ -330,15 +330,24 @@ func (refOps) GroupGLUBackward(dx, wy, dweight, da, x, weight View, p kernels.Pa
 	put(dweight, D)
 }
 
-func (r refOps) GroupLinearGLU(y, x View, from kernels.Operand, w View, p kernels.Pairs, act kernels.Activation) bool {
-	r.GroupLinear(x, from, w, p, false)
+func (r refOps) GroupLinearGLU(y, x View, from kernels.Operand, w kernels.Scaled, p kernels.Pairs,
+	act kernels.Activation) bool {
+	if from.Factors.IsZero() {
+		r.GroupLinear(x, from, w.View, p, false)
+	} else {
+		r.GroupScaledLinear(x, from, w, p)
+	}
 	r.GroupGLU(y, x, act)
 	return true
 }
 
-func (r refOps) GroupLinearDXGLUBackward(x, wy, dweight View, dy kernels.Operand, w, weight View, p kernels.Pairs,
-	act kernels.Activation) bool {
-	r.GroupLinearDX(wy, dy, w, p, false)
+func (r refOps) GroupLinearDXGLUBackward(x, wy, dweight View, dy kernels.Operand, w kernels.Scaled, weight View,
+	p kernels.Pairs, act kernels.Activation) bool {
+	if dy.Factors.IsZero() {
+		r.GroupLinearDX(wy, dy, w.View, p, false)
+	} else {
+		r.GroupScaledLinear(wy, dy, w, p)
+	}
 	r.GroupGLUBackward(x, wy, dweight, wy, x, weight, p, act)
 	return true
 }

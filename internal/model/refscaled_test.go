@@ -78,6 +78,32 @@ func getScaled(s kernels.Scaled) View {
 	return tensor.FromSlice(out, 1, s.Rows(), 1, s.Cols())
 }
 
+func (refOps) GroupQuantize(to kernels.Scaled, x kernels.Operand, by View, p kernels.Pairs) {
+	X, B, n := get(x.View), get(by), x.Cols()
+	times := make([]float64, p.Tokens.Size()*n)
+	eachPlace(x, p, func(i, e, from int) {
+		for k := range n {
+			times[i*n+k] = float64(float32(X[from*n+k]) * float32(B[e*n+k]))
+		}
+	})
+	putScaled(to, n, func(i, k int) float64 { return times[i*n+k] })
+}
+
+func (o refOps) GroupScaledLinear(y View, a kernels.Operand, b kernels.Scaled, p kernels.Pairs) {
+	x := kernels.Operand{View: getScaled(kernels.Scaled{View: a.View, Factors: a.Factors}), ByToken: a.ByToken}
+	if !b.Factors.IsZero() {
+		o.GroupLinear(y, x, getScaled(b), p, false)
+		return
+	}
+	b.Factors = tensor.FromSlice(slices.Repeat([]float32{1}, b.Rows()), 1, b.Rows(), 1, 1)
+	turned := get(getScaled(b))
+	w := make([]float64, len(turned)) // [E*K, N]
+	for i := range w {
+		w[i] = turned[i%y.Cols()*b.Cols()+i/y.Cols()]
+	}
+	o.GroupLinearDX(y, x, tensor.FromSlice(w, 1, b.Cols(), 1, y.Cols()), p, false)
+}
+
 func (o refOps) ScaledLinear(y View, a, b kernels.Scaled, add View) {
 	o.Linear(y, getScaled(a), getScaled(b), add)
 }

@@ -72,3 +72,24 @@ func (p *pass) transpose(l *layer) {
 		p.ops.Transpose(w.turned.View, w.codes.View)
 	}
 }
+
+// groupOperand returns the operands of the product of x with a matrix of experts, in memory of the arena if the matrix
+// is scaled.
+func (p *pass) groupOperand(x kernels.Operand, w *weight) (kernels.Operand, kernels.Scaled) {
+	if !w.scaled() {
+		return x, kernels.Scaled{View: w.w}
+	}
+	s := p.quantize(x.View, true, false, View{}).byRow
+	return kernels.Operand{View: s.View, Factors: s.Factors, ByToken: x.ByToken}, w.codes
+}
+
+// groupGradient returns the operands of the gradient of x: with a scaled matrix, dy times its factors, and its codes
+// transposed.
+func (p *pass) groupGradient(dy kernels.Operand, w *weight, pairs kernels.Pairs) (kernels.Operand, kernels.Scaled) {
+	if !w.scaled() {
+		return dy, kernels.Scaled{View: w.w}
+	}
+	s := p.scaled(pairs.Tokens.Rows(), dy.Cols())
+	p.ops.GroupQuantize(s, dy, w.codes.Factors, pairs)
+	return kernels.Operand{View: s.View, Factors: s.Factors}, kernels.Scaled{View: w.turned.View}
+}

@@ -16,11 +16,15 @@ import (
 // sixteens lists tiny models with widths for E4M3.
 func sixteens() map[string]*hf.Config {
 	list := map[string]*hf.Config{}
-	for _, name := range []string{"llama tied", "gemma2", "olmo3", "granite", "qwen3_5", "qwen3_next", "qwen3_moe"} {
+	for _, name := range []string{"llama tied", "gemma2", "olmo3", "granite", "qwen3_5", "qwen3_next", "qwen3_moe",
+		"gpt_oss"} {
 		cfg := *tinyModels[name]
 		cfg.HiddenSize, cfg.IntermediateSize, cfg.HeadDim = 32, 48, 16
 		if cfg.LinearKeyHeadDim > 0 {
 			cfg.LinearKeyHeadDim, cfg.LinearValueHeadDim = 16, 8
+		}
+		if cfg.MoEIntermediateSize > 0 {
+			cfg.MoEIntermediateSize = 16
 		}
 		if cfg.SharedExpertIntermediateSize > 0 {
 			cfg.SharedExpertIntermediateSize = 16
@@ -134,6 +138,43 @@ func (r roundedOps) LinearDW(dw, dy, x View, accumulate bool) {
 		dy, x = roundedRows(dy, true), roundedRows(x, true)
 	}
 	r.Ops.LinearDW(dw, dy, x, accumulate)
+}
+
+func (r roundedOps) GroupLinear(y View, x kernels.Operand, w View, p kernels.Pairs, accumulate bool) {
+	if slices.Contains(r.weights, w) {
+		x.View, w = roundedRows(x.View, false), roundedRows(w, false)
+	}
+	r.Ops.GroupLinear(y, x, w, p, accumulate)
+}
+
+// The factors of rows of w multiply columns of dy before these are rounded.
+func (r roundedOps) GroupLinearDX(dx View, dy kernels.Operand, w View, p kernels.Pairs, accumulate bool) {
+	if slices.Contains(r.weights, w) {
+		n, dys, ws := dy.Cols(), get(dy.View), get(roundedRows(w, false))
+		times, cols := make([]float64, p.Tokens.Size()*n), w.Cols()
+		factor := func(row int) float32 {
+			largest := 0.0
+			for _, x := range get(w)[row*cols:][:cols] {
+				largest = max(largest, math.Abs(x))
+			}
+			return max(float32(largest)/kernels.LargestE4M3, kernels.LeastFactor)
+		}
+		factors := make([]float32, w.Rows())
+		for i := range factors {
+			factors[i] = factor(i)
+		}
+		eachPlace(dy, p, func(i, e, from int) {
+			for k := range n {
+				times[i*n+k] = float64(float32(dys[from*n+k]) * factors[e*n+k])
+			}
+		})
+		for i := range ws {
+			ws[i] /= float64(factors[i/cols])
+		}
+		dy = kernels.Operand{View: roundedRows(tensor.FromSlice(times, 1, len(times)/n, 1, n), false)}
+		w = tensor.FromSlice(ws, 1, w.Rows(), 1, cols)
+	}
+	r.Ops.GroupLinearDX(dx, dy, w, p, accumulate)
 }
 
 // A pass with Scaled equals one with rounded operands of products, also with adapters and frozen matrices, in tiles, and

@@ -72,8 +72,20 @@ func operandOf[T tensor.Float](x kernels.Operand, p pairs) factor[T] {
 func (f factor[T]) places(lo, hi int) factor[T] {
 	if f.gather != nil {
 		f.gather = f.gather[lo:hi]
-	} else {
-		f.memory = f.from(lo * f.ld)
+		return f
+	}
+	return f.since(lo * f.ld)
+}
+
+// since returns the part of a factor's memory from an element, the first of a row if there are scales.
+func (f factor[T]) since(at int) factor[T] {
+	if f.codes == nil {
+		f.memory = f.from(at)
+		return f
+	}
+	f.codes = f.codes[at:]
+	if f.scales != nil {
+		f.scales = f.scales[at/max(f.ld, 1):]
 	}
 	return f
 }
@@ -127,12 +139,17 @@ func groupLinear[T tensor.Float](c *Kernels, op string, y tensor.View, x kernels
 	denseActivations(op, y, x.View, w)
 	shape.Must(y.Rows() == len(g.tokens) && w.Cols() == cols && w.Rows() == g.experts()*rows, op, y, x.View, w, p.Starts)
 	g.holds(op, x)
-	left, right, to := operandOf[T](x, g), factorOf[T](w, transposed), memoryOf[T](y)
+	groupProduct(c, op, g, y, operandOf[T](x, g), factorOf[T](w, transposed), rows*cols, in, accumulate)
+}
+
+// groupProduct queues the products of rows of left with their experts' matrices in right, each step elements after the
+// one before it.
+func groupProduct[T tensor.Float](c *Kernels, op string, g pairs, y tensor.View, left, right factor[T], step, in int,
+	accumulate bool) {
+	out, to := y.Cols(), memoryOf[T](y)
 	groups(c, op, g, func(e, lo, hi int) product[T] {
-		r := right
-		r.memory = right.from(e * rows * cols)
-		return product[T]{m: hi - lo, n: out, k: in, left: left.places(lo, hi), right: r, out: to.from(lo * out),
-			accumulate: accumulate}
+		return product[T]{m: hi - lo, n: out, k: in, left: left.places(lo, hi), right: right.since(e * step),
+			out: to.from(lo * out), accumulate: accumulate}
 	})
 }
 

@@ -18,7 +18,8 @@ type product[T tensor.Float] struct {
 }
 
 // A factor is a factor of a product: element (i, j) is at i*ld+j, or at j*ld+i if it is transposed. With gather, the
-// row of the memory is gather[i], or gather[j], instead. With codes, elements are E4M3 times the scale of their row.
+// row of the memory is gather[i], or gather[j], instead. With codes, elements are E4M3, each times the scale of its row
+// if there are scales.
 type factor[T tensor.Float] struct {
 	memory[T]
 	ld         int
@@ -244,9 +245,16 @@ func (f factor[T]) loaded() bool { return isHalf(f.dtype) || f.gather != nil || 
 func (f factor[T]) read(dst []T, row, col, rows, n int) {
 	switch {
 	case f.codes != nil:
-		for i, scale := range f.scales[row:][:rows] {
-			for k, code := range f.codes[(row+i)*f.ld+col:][:n] {
-				dst[i*n+k] = T(fromE4M3[code]) * T(scale)
+		for i := range rows {
+			from, scale := row+i, T(1)
+			if f.gather != nil {
+				from = int(f.gather[row+i])
+			}
+			if f.scales != nil {
+				scale = T(f.scales[from])
+			}
+			for k, code := range f.codes[from*f.ld+col:][:n] {
+				dst[i*n+k] = T(fromE4M3[code]) * scale
 			}
 		}
 	case f.gather == nil:

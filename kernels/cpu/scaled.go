@@ -122,9 +122,64 @@ func (c *Kernels) ScaledLinear(y tensor.View, a, b kernels.Scaled, add tensor.Vi
 }
 
 func scaledLinear[T tensor.Float](c *Kernels, y tensor.View, a, b kernels.Scaled, add tensor.View) {
-	of := func(x kernels.Scaled, transposed bool) factor[T] {
-		return factor[T]{codes: tensor.Data[uint8](x.View), scales: tensor.Data[float32](x.Factors), ld: x.Cols(),
-			transposed: transposed}
+	newProduct(c, y, scaledFactor[T](a, false), scaledFactor[T](b, true), a.Cols()).queue(c, "scaled linear", add)
+}
+
+func scaledFactor[T tensor.Float](x kernels.Scaled, transposed bool) factor[T] {
+	return factor[T]{codes: tensor.Data[uint8](x.View), scales: optional[float32](x.Factors), ld: x.Cols(),
+		transposed: transposed}
+}
+
+// GroupQuantize sets to [P, C] to the row of x [P or T, C] of each place, times its expert's part of by [E*C].
+func (c *Kernels) GroupQuantize(to kernels.Scaled, x kernels.Operand, by tensor.View, p kernels.Pairs) {
+	const op = "group quantize"
+	g := pairsOf(op, p)
+	denseActivations(op, x.View)
+	g.holds(op, x)
+	shape.GroupQuantize(op, to, x.View, by, p)
+	forType(x.View, groupQuantize[float64], groupQuantize[float32])(c, op, to, x, by, g)
+}
+
+func groupQuantize[T tensor.Float](c *Kernels, op string, to kernels.Scaled, x kernels.Operand, by tensor.View,
+	g pairs) {
+	xs, bys, n, set := memoryOf[T](x.View), tensor.Data[float32](by), x.Cols(), quantizer[T](to)
+	c.eachRow(op, to.Rows(), n, func(s *scratch, lo, hi int) {
+		mem := open[T](s, n)
+		row := mem.take(n)
+		g.each(lo, hi, func(place, e int) {
+			from := place
+			if x.ByToken {
+				from = int(g.tokens[place])
+			}
+			xs.load(row, from*n)
+			for i, f := range bys[e*n:][:n] {
+				row[i] = T(float32(row[i]) * f)
+			}
+			set(place, row)
+		})
+	})
+}
+
+// GroupScaledLinear sets y [P, N] to each row of a [P or T, K] times the transpose of its expert's rows of b [E*N, K]
+// or, if b has no factors, of its columns of b [N, E*K].
+func (c *Kernels) GroupScaledLinear(y tensor.View, a kernels.Operand, b kernels.Scaled, p kernels.Pairs) {
+	const op = "group scaled linear"
+	denseActivations(op, y)
+	shape.GroupScaledLinear(op, y, a, b, p)
+	if y.Size() > 0 {
+		forType(y, groupScaledLinear[float64], groupScaledLinear[float32])(c, op, y, a, b, pairsOf(op, p))
 	}
-	newProduct(c, y, of(a, false), of(b, true), a.Cols()).queue(c, "scaled linear", add)
+}
+
+func groupScaledLinear[T tensor.Float](c *Kernels, op string, y tensor.View, a kernels.Operand, b kernels.Scaled,
+	g pairs) {
+	left, right := scaledFactor[T](kernels.Scaled{View: a.View, Factors: a.Factors}, false), scaledFactor[T](b, true)
+	if a.ByToken {
+		left.gather = g.tokens
+	}
+	step := y.Cols() * a.Cols()
+	if b.Factors.IsZero() {
+		step = a.Cols()
+	}
+	groupProduct(c, op, g, y, left, right, step, a.Cols(), false)
 }

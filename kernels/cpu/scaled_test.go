@@ -45,5 +45,35 @@ func TestScaledFaults(t *testing.T) {
 	} {
 		refuses(t, name, "kernels: ", call)
 	}
+
+	// Five tokens with two of three experts each.
+	p := dealt(c, 5, 3, 2, func() []int { return []int{2, 0} })
+	settle(t, c)
+	side := func(s kernels.Scaled, byToken bool) kernels.Operand {
+		return kernels.Operand{View: s.View, Factors: s.Factors, ByToken: byToken}
+	}
+	rows := kernels.Operand{View: x, ByToken: true}
+	for name, call := range map[string]func(){
+		"places":             func() { c.GroupQuantize(q(5, 32), rows, f(3, 32), p) },
+		"tokens":             func() { c.GroupQuantize(q(10, 32), kernels.Operand{View: x}, f(3, 32), p) },
+		"factors of experts": func() { c.GroupQuantize(q(10, 32), rows, f(2, 32), p) },
+		"type of factors":    func() { c.GroupQuantize(q(10, 32), rows, tensor.New(tensor.F64, 1, 3, 1, 32), p) },
+		"unit of columns": func() {
+			c.GroupQuantize(q(10, 8), kernels.Operand{View: f(5, 8), ByToken: true}, f(3, 8), p)
+		},
+		"codes":           func() { c.GroupQuantize(of(u8(10, 32), f(5, 1)), rows, f(3, 32), p) },
+		"places of y":     func() { c.GroupScaledLinear(f(5, 32), side(q(5, 16), true), q(96, 16), p) },
+		"places of a":     func() { c.GroupScaledLinear(f(10, 32), side(q(5, 16), false), q(96, 16), p) },
+		"tokens of a":     func() { c.GroupScaledLinear(f(10, 32), side(q(10, 16), true), q(96, 16), p) },
+		"factors of a":    func() { c.GroupScaledLinear(f(10, 32), kernels.Operand{View: u8(10, 16)}, q(96, 16), p) },
+		"stacked":         func() { c.GroupScaledLinear(f(10, 32), side(q(10, 16), false), q(32, 16), p) },
+		"stacked columns": func() { c.GroupScaledLinear(f(10, 32), side(q(10, 16), false), of(u8(96, 16), noAdd), p) },
+		"depth":           func() { c.GroupScaledLinear(f(10, 32), side(q(10, 16), false), q(96, 32), p) },
+		"unit of N":       func() { c.GroupScaledLinear(f(10, 8), side(q(10, 16), false), q(24, 16), p) },
+		"unit of K":       func() { c.GroupScaledLinear(f(10, 32), side(q(10, 8), false), q(96, 8), p) },
+		"y":               func() { c.GroupScaledLinear(u8(10, 32), side(q(10, 16), false), q(96, 16), p) },
+	} {
+		refuses(t, name, "kernels: ", call)
+	}
 	settle(t, c)
 }

@@ -240,9 +240,19 @@ func (c *Ops) GroupLinearDW(dw View, dy, x kernels.Operand, p kernels.Pairs, acc
 	c.groupProduct("group linear dw", groupCall{source.GroupDW, dw, dy, x, p, dy.Cols(), x.Cols(), accumulate})
 }
 
+// stacked returns weights as an operand.
+func stacked(w kernels.Scaled) kernels.Operand {
+	return kernels.Operand{View: w.View, Factors: w.Factors}
+}
+
 // check panics unless the views match. It returns the pairs.
 func (g *groupCall) check(op string) *source.Pairs {
 	pairs := pairsArgs(op, g.p)
+	if !g.a.Factors.IsZero() {
+		denseActivations(op, g.to)
+		shape.GroupScaledLinear(op, g.to, g.a, kernels.Scaled{View: g.b.View, Factors: g.b.Factors}, g.p)
+		return pairs
+	}
 	holds(op, g.a, g.p)
 	matrices, experts := g.b.View, int(pairs.Experts)
 	if g.kind == source.GroupDW {
@@ -393,9 +403,10 @@ func (c *Ops) GroupGLUBackward(dx, wy, dweight, da, x, weight View, p kernels.Pa
 }
 
 // GroupLinearGLU does GroupLinear, to x, and GroupGLU in one pass. It returns false if the kernels do not support that.
-func (c *Ops) GroupLinearGLU(y, x View, from kernels.Operand, w View, p kernels.Pairs, act kernels.Activation) bool {
+func (c *Ops) GroupLinearGLU(y, x View, from kernels.Operand, w kernels.Scaled, p kernels.Pairs,
+	act kernels.Activation) bool {
 	const op = "group linear glu"
-	g := groupCall{source.GroupForward, x, from, kernels.Operand{View: w}, p, x.Cols(), from.Cols(), false}
+	g := groupCall{source.GroupForward, x, from, stacked(w), p, x.Cols(), from.Cols(), false}
 	g.check(op)
 	checkGLU(op, y, x, act)
 	h := g.onHopper()
@@ -405,10 +416,10 @@ func (c *Ops) GroupLinearGLU(y, x View, from kernels.Operand, w View, p kernels.
 
 // GroupLinearDXGLUBackward does GroupLinearDX, to wy, and GroupGLUBackward, with dx in place of x, in one pass. It
 // returns false if the kernels do not support that.
-func (c *Ops) GroupLinearDXGLUBackward(x, wy, dweight View, dy kernels.Operand, w, weight View, p kernels.Pairs,
-	act kernels.Activation) bool {
+func (c *Ops) GroupLinearDXGLUBackward(x, wy, dweight View, dy kernels.Operand, w kernels.Scaled, weight View,
+	p kernels.Pairs, act kernels.Activation) bool {
 	const op = "group linear dx glu backward"
-	g := groupCall{source.GroupDX, wy, dy, kernels.Operand{View: w}, p, dy.Cols(), wy.Cols(), false}
+	g := groupCall{source.GroupDX, wy, dy, stacked(w), p, dy.Cols(), wy.Cols(), false}
 	g.check(op)
 	checkGLU(op, wy, x, act)
 	denseFloats(op, dweight, weight)

@@ -15,9 +15,9 @@ import (
 func (g groupCall) onHopper() call.Group {
 	operand := func(o kernels.Operand) call.GroupOperand {
 		if o.ByToken {
-			return call.GroupOperand{View: o.View, Tokens: g.p.Tokens}
+			return call.GroupOperand{View: o.View, Tokens: g.p.Tokens, Factors: o.Factors}
 		}
-		return call.GroupOperand{View: o.View}
+		return call.GroupOperand{View: o.View, Factors: o.Factors}
 	}
 	return call.Group{Product: g.kind, Out: g.to, A: operand(g.a), B: operand(g.b), Starts: g.p.Starts,
 		Accumulate: g.accumulate}

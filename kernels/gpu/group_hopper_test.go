@@ -168,8 +168,8 @@ func (g *groupRig) testGated(tokens, experts int) {
 			g.GroupGLU(gated, pairs, act)
 			g.GroupLinearDX(wy, dy, w, g.pairs, false)
 			g.GroupGLUBackward(dx, wy, dweight, wy, dx, weight, g.pairs, act)
-		} else if !g.GroupLinearGLU(gated, pairs, x, w, g.pairs, act) ||
-			!g.GroupLinearDXGLUBackward(dx, wy, dweight, dy, w, weight, g.pairs, act) {
+		} else if !g.GroupLinearGLU(gated, pairs, x, kernels.Scaled{View: w}, g.pairs, act) ||
+			!g.GroupLinearDXGLUBackward(dx, wy, dweight, dy, kernels.Scaled{View: w}, weight, g.pairs, act) {
 			g.t.Fatal("the kernels do not support it")
 		}
 		var now [][]float32
@@ -261,7 +261,7 @@ func TestGroupNotOnHopper(t *testing.T) {
 	pairs := kernels.Pairs{Tokens: view(tensor.I32, 1), Places: view(tensor.I32, 1),
 		Starts: rig.upload(tensor.FromSlice([]int32{0, n}, 1, 2, 1, 1))}
 	w, dy := rig.like(tensor.BF16, tensor.New(tensor.BF16, 1, 8, 1, 8)), kernels.Operand{View: view(tensor.BF16, 8)}
-	if rig.GroupLinearDXGLUBackward(view(tensor.BF16, 16), view(tensor.BF16, 8), view(tensor.F32, 1), dy, w,
+	if rig.GroupLinearDXGLUBackward(view(tensor.BF16, 16), view(tensor.BF16, 8), view(tensor.F32, 1), dy, kernels.Scaled{View: w},
 		view(tensor.F32, 1), pairs, kernels.SiLU) {
 		t.Errorf("%d places are supported", n)
 	}
@@ -315,6 +315,125 @@ func BenchmarkGroup(b *testing.B) {
 					b.ReportMetric(2*places*float64(d[0]*d[1])*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
 				})
 			}
+		}
+	}
+}
+
+// BenchmarkGroupScaled measures the products of BenchmarkGroup in bfloat16 and in E4M3, quantizations of their operands,
+// and gated activations, for random routes of some tokens.
+func BenchmarkGroupScaled(b *testing.B) {
+	const experts, width, inner = 128, 2048, 768
+	for _, tokens := range []int{8192, 16384, 32768} {
+		places, rig := 8*tokens, newCUDARig(b)
+		g, choice := &groupRig{cudaRig: rig}, make([]int32, 0, places)
+		for range tokens {
+			for _, e := range g.rng.Perm(experts)[:8] {
+				choice = append(choice, int32(e))
+			}
+		}
+		view := func(t tensor.DType, rows, columns int) View {
+			return place(b, rig.loader.Device(), t, [4]int{1, rows, columns, 1}).Reshape([4]int{1, rows, 1, columns})
+		}
+		g.pairs = kernels.Pairs{Tokens: view(tensor.I32, places, 1), Places: view(tensor.I32, tokens, 8).
+			Reshape([4]int{1, tokens, 8, 1}), Starts: view(tensor.I32, experts+1, 1)}
+		g.Sort(g.pairs, g.upload(tensor.FromSlice(choice, 1, tokens, 8, 1)))
+		block := g.fill(view(tensor.BF16, 1, 1<<20))
+		noisy := func(rows, columns int) View {
+			v := view(tensor.BF16, rows, columns)
+			flat := v.Reshape([4]int{1, 1, 1, v.Size()})
+			for at := 0; at < v.Size(); at += 1 << 20 {
+				n := min(1<<20, v.Size()-at)
+				rig.Copy(flat.Slice(tensor.Dim, at, at+n), block.Slice(tensor.Dim, 0, n))
+			}
+			return v
+		}
+		x, dout, act, in := noisy(tokens, width), noisy(tokens, width), noisy(places, inner), noisy(places, 2*inner)
+		out, wy, weight := view(tensor.BF16, places, width), view(tensor.BF16, places, inner), view(tensor.F32, tokens, 8)
+		wUp, wDown := noisy(experts*2*inner, width), noisy(experts*width, inner)
+		xq, actq, dinq, doutq := rig.scaled(tokens, width), rig.scaled(places, inner), rig.scaled(places, 2*inner),
+			rig.scaled(places, width)
+		up, down := rig.scaled(experts*2*inner, width), rig.scaled(experts*width, inner)
+		upT := kernels.Scaled{View: view(tensor.U8, width, experts*2*inner)}
+		downT := kernels.Scaled{View: view(tensor.U8, inner, experts*width)}
+		of := func(s kernels.Scaled, byToken bool) kernels.Operand {
+			return kernels.Operand{View: s.View, Factors: s.Factors, ByToken: byToken}
+		}
+		plain := func(v View, byToken bool) kernels.Operand { return kernels.Operand{View: v, ByToken: byToken} }
+		glu := func(from kernels.Operand, w kernels.Scaled) bool {
+			return g.GroupLinearGLU(act, in, from, w, g.pairs, kernels.SiLU)
+		}
+		gluDX := func(from kernels.Operand, w kernels.Scaled) bool {
+			return g.GroupLinearDXGLUBackward(in, wy, weight, from, w, weight, g.pairs, kernels.SiLU)
+		}
+		for _, c := range []struct {
+			name            string
+			rows, cols, sum int // sum: of a product; 0: a pass over bfloat16 and E4M3
+			run             func() bool
+		}{
+			{"quantize/x", tokens, width, 0, func() bool { g.Quantize(xq, kernels.Scaled{}, x, View{}); return true }},
+			{"quantize/act", places, inner, 0, func() bool { g.Quantize(actq, kernels.Scaled{}, act, View{}); return true }},
+			{"quantize/up", experts * 2 * inner, width, 0, func() bool { g.Quantize(up, kernels.Scaled{}, wUp, View{}); return true }},
+			{"quantize/down", experts * width, inner, 0, func() bool {
+				g.Quantize(down, kernels.Scaled{}, wDown, View{})
+				return true
+			}},
+			{"quantize/din", places, 2 * inner, 0, func() bool {
+				g.GroupQuantize(dinq, plain(in, false), up.Factors, g.pairs)
+				return true
+			}},
+			{"quantize/dout", places, width, 0, func() bool {
+				g.GroupQuantize(doutq, plain(dout, true), down.Factors, g.pairs)
+				return true
+			}},
+			{"transpose/up", experts * 2 * inner, width, 0, func() bool { g.Transpose(upT.View, up.View); return true }},
+			{"transpose/down", experts * width, inner, 0, func() bool { g.Transpose(downT.View, down.View); return true }},
+			{"up/bf16", places, 2 * inner, width, func() bool {
+				g.GroupLinear(in, plain(x, true), wUp, g.pairs, false)
+				return true
+			}},
+			{"up/e4m3", places, 2 * inner, width, func() bool { g.GroupScaledLinear(in, of(xq, true), up, g.pairs); return true }},
+			{"down/bf16", places, width, inner, func() bool {
+				g.GroupLinear(out, plain(act, false), wDown, g.pairs, false)
+				return true
+			}},
+			{"down/e4m3", places, width, inner, func() bool {
+				g.GroupScaledLinear(out, of(actq, false), down, g.pairs)
+				return true
+			}},
+			{"down dx/bf16", places, inner, width, func() bool {
+				g.GroupLinearDX(wy, plain(dout, true), wDown, g.pairs, false)
+				return true
+			}},
+			{"down dx/e4m3", places, inner, width, func() bool {
+				g.GroupScaledLinear(wy, of(doutq, false), downT, g.pairs)
+				return true
+			}},
+			{"up dx/bf16", places, width, 2 * inner, func() bool {
+				g.GroupLinearDX(out, plain(in, false), wUp, g.pairs, false)
+				return true
+			}},
+			{"up dx/e4m3", places, width, 2 * inner, func() bool {
+				g.GroupScaledLinear(out, of(dinq, false), upT, g.pairs)
+				return true
+			}},
+			{"glu/bf16", places, 2 * inner, width, func() bool { return glu(plain(x, true), kernels.Scaled{View: wUp}) }},
+			{"glu/e4m3", places, 2 * inner, width, func() bool { return glu(of(xq, true), up) }},
+			{"glu dx/bf16", places, inner, width, func() bool { return gluDX(plain(dout, true), kernels.Scaled{View: wDown}) }},
+			{"glu dx/e4m3", places, inner, width, func() bool { return gluDX(of(doutq, false), downT) }},
+		} {
+			b.Run(fmt.Sprintf("%dK/%s", tokens>>10, c.name), func(b *testing.B) {
+				for range b.N {
+					if !c.run() {
+						b.Fatal("the kernels do not support it")
+					}
+				}
+				check(b, g.stream.Sync(context.Background()))
+				work, unit := 3e-12*float64(c.rows)*float64(c.cols), "TB/s"
+				if c.sum > 0 {
+					work, unit = 2e-12*float64(c.rows)*float64(c.cols)*float64(c.sum), "TFLOP/s"
+				}
+				b.ReportMetric(work*float64(b.N)/b.Elapsed().Seconds(), unit)
+			})
 		}
 	}
 }

@@ -9,12 +9,18 @@ import (
 	"github.com/cprun/cprun/internal/base/cuda/blas"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/kernels/gpu/internal/call"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
 
-// convertsE4M3 is 10 times the first compute capability with conversions to E4M3.
-const convertsE4M3 = 89
+// convertsE4M3 returns an error if the GPU has no conversions to E4M3.
+func (c *Ops) convertsE4M3() error {
+	if dev := c.loader.Device(); dev.Arch < 89 {
+		return fmt.Errorf("%v has compute capability %d.%d; E4M3 needs 8.9 or later", dev, dev.Arch/10, dev.Arch%10)
+	}
+	return nil
+}
 
 // Quantize sets byRow to x [R, C], each column times its element of by unless that is the zero View, and byColumn to
 // the transpose of x, [C, N] with zeros from column R to the next multiple of kernels.ScaledUnit. One of them may be
@@ -25,8 +31,8 @@ func (c *Ops) Quantize(byRow, byColumn kernels.Scaled, x, by View) {
 	shape.Quantize(op, byRow, byColumn, x, by)
 	shape.Must(aligned16(byRow.View, byColumn.View), op, byRow.View, byColumn.View)
 	c.stream.Do(op, func() error {
-		if dev := c.loader.Device(); dev.Arch < convertsE4M3 {
-			return fmt.Errorf("%v has compute capability %d.%d; E4M3 needs 8.9 or later", dev, dev.Arch/10, dev.Arch%10)
+		if err := c.convertsE4M3(); err != nil {
+			return err
 		}
 		p, zeros, launches := call.Quantize(byRow, byColumn, x, by)
 		if zeros > OpsWorkspace {
@@ -80,6 +86,42 @@ func (c *Ops) ScaledLinear(y View, a, b kernels.Scaled, add View) {
 		dev := c.loader.Device()
 		c.stream.Fail(fmt.Errorf("%s: cuBLASLt has no %v on %v, of compute capability %d.%d; it multiplies E4M3 with "+
 			"a factor for each row on GPUs of 9.0", op, p, dev, dev.Arch/10, dev.Arch%10))
+	}
+}
+
+// GroupQuantize sets to [P, C] to the row of x [P or T, C] of each place, times its expert's part of by, float32 [E*C].
+// kernels.ScaledUnit divides C, which is at most 32768.
+func (c *Ops) GroupQuantize(to kernels.Scaled, x kernels.Operand, by View, p kernels.Pairs) {
+	const op = "group quantize"
+	pairs := pairsArgs(op, p)
+	holds(op, x, p)
+	shape.GroupQuantize(op, to, x.View, by, p)
+	params, l, ok := call.GroupQuantize(to, x.View, by)
+	shape.Must(ok && aligned16(to.View, x.View, by), op, to.View, x.View, by)
+	c.stream.Do(op, func() error {
+		if err := c.convertsE4M3(); err != nil || to.Rows() == 0 {
+			return err
+		}
+		args := cuda.Struct(cuda.Struct(new(cuda.Args), &params), pairs).Int(int(cInt(x.ByToken)))
+		return c.launchShared(call.ScaledProgram, l.Kernel, cuda.Dim{X: l.Grid[0], Y: l.Grid[1]},
+			cuda.Dim{X: l.Threads}, l.Shared, args)
+	})
+}
+
+// GroupScaledLinear sets y [P, N] to each row of a [P or T, K] times the transpose of its expert's rows of b [E*N, K].
+func (c *Ops) GroupScaledLinear(y View, a kernels.Operand, b kernels.Scaled, p kernels.Pairs) {
+	const op = "group scaled linear"
+	g := groupCall{source.GroupForward, y, a, stacked(b), p, y.Cols(), a.Cols(), false}
+	g.check(op)
+	switch {
+	case y.Size() == 0:
+	case a.Cols() == 0:
+		c.Zero(y)
+	case !c.groupOnHopper(g.onHopper()):
+		dev := c.loader.Device()
+		c.stream.Fail(fmt.Errorf("%s: there is no kernel for %v, %v and %v of %d experts on %v, of compute capability "+
+			"%d.%d; it needs 9.0 and at most %d experts", op, y, a.View, b.View, p.Starts.Size()-1, dev, dev.Arch/10,
+			dev.Arch%10, source.MaxGroupExperts))
 	}
 }
 

@@ -317,6 +317,11 @@ func TestShippedTables(t *testing.T) {
 	if ratio := bf16 / e4m3; ratio < 1.8 || ratio > 2.1 {
 		t.Errorf("a product in E4M3 takes %v s, in bf16 %v", e4m3, bf16)
 	}
+	bf16 = m.Work(Work{Op: "group linear", DType: tensor.BF16, Rows: 131072, In: 2048, Out: 1536})
+	e4m3 = m.Work(Work{Op: "group scaled linear", DType: tensor.U8, Rows: 131072, In: 2048, Out: 1536})
+	if ratio := bf16 / e4m3; ratio < 1.5 || ratio > 1.8 {
+		t.Errorf("experts in E4M3 take %v s, in bf16 %v", e4m3, bf16)
+	}
 	if table, exact, err := Reference(Machine{Device: "NVIDIA B200", Arch: 100}); err != nil || exact || table == nil {
 		t.Errorf("a B200: %v, %v", exact, err)
 	}
@@ -483,6 +488,7 @@ func TestNarrowAndGroupedProducts(t *testing.T) {
 	}
 	add("group linear", "bf16", 4*math.Pow(4096, 3)/1e14)
 	add("scaled linear", "e4m3", math.Pow(4096, 3)/1e14)
+	add("group scaled linear", "e4m3", 3*math.Pow(4096, 3)/1e14)
 	m := table.For(Job{Ranks: 1, PerHost: 1})
 	arena := tensor.NewMeter()
 	x, narrow := arena.Alloc(tensor.BF16, 1, 4096, 1, 4096), arena.Alloc(tensor.BF16, 1, 4096, 1, 16)
@@ -501,6 +507,12 @@ func TestNarrowAndGroupedProducts(t *testing.T) {
 			r.GroupLinear(x, kernels.Operand{View: x}, x, kernels.Pairs{}, false)
 		}), 4 * math.Pow(4096, 3) / 1e14},
 		"in E4M3": {seconds(func(r Recorder) { r.ScaledLinear(x, scaled, scaled, x) }), math.Pow(4096, 3) / 1e14},
+		"grouped in E4M3": {seconds(func(r Recorder) {
+			r.GroupScaledLinear(x, kernels.Operand{View: scaled.View, Factors: scaled.Factors}, scaled, kernels.Pairs{})
+		}), 3 * math.Pow(4096, 3) / 1e14},
+		"codes of pairs": {seconds(func(r Recorder) {
+			r.GroupQuantize(scaled, kernels.Operand{View: narrow, ByToken: true}, View{}, kernels.Pairs{})
+		}), m.Copy(32*mib + 16*mib + mib/64)},
 		"x and its codes": {seconds(func(r Recorder) { r.Quantize(scaled, kernels.Scaled{}, x, View{}) }),
 			m.Copy(32*mib + 16*mib + mib/64)},
 		"x and its codes by row and column": {seconds(func(r Recorder) { r.Quantize(scaled, scaled, x, View{}) }),

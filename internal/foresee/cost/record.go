@@ -87,6 +87,19 @@ func (r Recorder) ScaledLinear(y View, a, b kernels.Scaled, add View) {
 	}
 }
 
+// GroupQuantize records a pass over x, of each place, and its result.
+func (r Recorder) GroupQuantize(to kernels.Scaled, x kernels.Operand, _ View, _ kernels.Pairs) {
+	r.pass("quantize", x.DType(), sizeOf(to.View, to.Factors)+int64(to.Size()*x.DType().Size()))
+}
+
+// GroupScaledLinear records a product of pairs in E4M3.
+func (r Recorder) GroupScaledLinear(y View, a kernels.Operand, b kernels.Scaled, _ kernels.Pairs) {
+	if rows := y.Rows(); rows > 0 {
+		r(Work{Op: "group scaled linear", DType: a.DType(), Rows: rows, In: a.Cols(), Out: y.Cols(),
+			Bytes: sizeOf(y, b.View) + int64(rows*a.Cols())})
+	}
+}
+
 // SumRows records the gradient of a bias.
 func (r Recorder) SumRows(_, x View) { r.pass("sum of rows", x.DType(), sizeOf(x)) }
 

@@ -102,7 +102,7 @@ type Attention struct {
 }
 
 // Product is the Seconds of a matrix product of Rows tokens from In to Out elements of DType. Kind: linear, linear dx,
-// linear dw, scaled linear.
+// linear dw, scaled linear, and with group before them.
 type Product struct {
 	Kind    string  `json:"kind"`
 	DType   string  `json:"dtype"`

@@ -282,7 +282,8 @@ var runKeys = []key{
 	{path: "precision.linears", def: "bf16", choices: []string{"bf16", "fp8"},
 		at: func(c *Config) any { return &c.Model.Tuning.Linears },
 		doc: "matrix products of layers; bf16: in the type of compute; fp8: of E4M3 with a factor for each row, about " +
-			"twice as fast on Hopper GPUs, slower on CPU; experts, routers, gates, adapters and the head stay"},
+			"twice as fast on Hopper GPUs, slower on CPU; routers, gates, adapters, the head and gradients of " +
+			"weights of experts stay"},
 
 	{path: "memory.recompute", def: "auto", choices: []string{"none", "selective", "full", "auto"},
 		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA, with shard " +

@@ -136,8 +136,8 @@ const LayerScale Role = "layer scale"
 
 // Scaled are the matrices of a layer that can be turned to E4M3. Routers and gates of a token are small, and the model
 // depends on them.
-var Scaled = []Role{Query, Key, Value, Output, DeltaQKV, DeltaZ, DeltaOutput, Gate, Up, Down, SharedGate, SharedUp,
-	SharedDown}
+var Scaled = []Role{Query, Key, Value, Output, DeltaQKV, DeltaZ, DeltaOutput, Gate, Up, Down, ExpertIn, ExpertDown,
+	SharedGate, SharedUp, SharedDown}
 
 // Scaled returns whether a tensor is one of these.
 func (t Tensor) Scaled() bool { return t.Kind == Product && slices.Contains(Scaled, t.Role) }

@@ -439,23 +439,22 @@ func testFusedExperts(r *rig) {
 		return
 	}
 	for _, act := range activations {
-		each(r, allSized([2]int{72, 8}, [2]int{24, 264}, [2]int{24, 12}, [2]int{8, 520}), func(r *rig, m sized) {
+		sizes := allSized([2]int{72, 8}, [2]int{24, 264}, [2]int{24, 12}, [2]int{8, 520})
+		each(r, append(sizes, allSized([2]int{80, 16}, [2]int{32, 272}, [2]int{16, 528})...), func(r *rig, m sized) {
 			d, hidden, n := r.deal(m.mix), m.in, m.out
-			from, xs := r.operand(d, hidden, true)
-			w, ws := r.random(r.act, 1, m.experts*2*n, 1, hidden)
+			from, xs, w, ws := r.fusedOperands(d, hidden, 2*n, true)
 			x, y := r.garbage(r.act, 1, d.pairs(), 1, 2*n), r.garbage(r.act, 1, d.pairs(), 1, n)
 			if fused.GroupLinearGLU(y, x, from, w, d.views, act) {
 				r.close("x", x, refGroupLinear(d, xs, ws, hidden, 2*n, true))
 				want, _, _, _ := refGroupGLU(d, r.read(x), zeros(d.pairs()*n), zeros(d.pairs()), n, act)
 				r.close("y", y, want)
 			}
-			dy, dys := r.operand(d, hidden, true)
-			down, downs := r.random(r.act, 1, m.experts*hidden, 1, n)
+			dy, dys, down, downs := r.fusedOperands(d, hidden, n, false)
 			x, xs = r.random(r.act, 1, d.pairs(), 1, 2*n)
 			weight, weights := r.random(r.par, 1, m.tokens, m.chosen, 1)
 			wy, dweight := r.garbage(r.act, 1, d.pairs(), 1, n), r.garbage(r.par, 1, m.tokens, m.chosen, 1)
 			if fused.GroupLinearDXGLUBackward(x, wy, dweight, dy, down, weight, d.views, act) {
-				_, da := r.put(r.act, refGroupLinearDX(d, dys, downs, n, hidden, true), 1, d.pairs(), 1, n)
+				_, da := r.put(r.act, refGroupLinearDX(d, dys, downs, n, hidden, dy.ByToken), 1, d.pairs(), 1, n)
 				_, wantDX, wantWY, wantDW := refGroupGLU(d, xs, da, weights, n, act)
 				r.within("dx", x, wantDX, 2)
 				r.close("wy", wy, wantWY)

@@ -42,6 +42,8 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		{"Quantize", testQuantize},
 		{"ScaledLinear", testScaledLinear},
 		{"ScaledTranspose", testTranspose},
+		{"GroupQuantize", testGroupQuantize},
+		{"GroupScaledLinear", testGroupScaledLinear},
 		{"Bias", testBias},
 		{"RMSNorm", testNorm},
 		{"Rope", testRope},

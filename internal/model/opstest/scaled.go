@@ -183,6 +183,105 @@ func testScaledLinear(r *rig) {
 		})
 }
 
+// groupScaledSizes lists mixes with widths of E4M3, beyond one tile, and without elements.
+func groupScaledSizes() []sized {
+	return append(allSized([2]int{16, 32}, [2]int{48, 16}, [2]int{80, 272}), sized{mix{9, 4, 2, false}, 1040, 16},
+		sized{mix{300, 4, 2, true}, 32, 528}, sized{mix{3, 4, 2, false}, 16, 0}, sized{mix{3, 4, 2, false}, 0, 16})
+}
+
+// testGroupQuantize compares codes with rows times factors of their experts. Some rows are large, small, infinite, NaN
+// and 0.
+func testGroupQuantize(r *rig) {
+	each(r, groupScaledSizes(), func(r *rig, s sized) {
+		d := r.deal(s.mix)
+		bys := zeros(s.experts * s.in)
+		for i := range bys {
+			bys[i] = math.Ldexp(1+r.rng.Float64(), -r.rng.IntN(20))
+		}
+		by, bys := r.put(tensor.F32, bys, 1, len(bys), 1, 1)
+		for _, byToken := range []bool{false, true} {
+			x, xs := r.operand(d, s.in, byToken)
+			for i, scale := range []float64{1e4, 1e-7, math.Inf(1), math.NaN(), 0} {
+				for k := 0; k < s.in && i < x.Rows(); k += 1 + k%2 {
+					xs[i*s.in+k] *= scale
+				}
+			}
+			x.View, xs = r.put(r.act, xs, 1, x.Rows(), 1, s.in)
+			var want []float64
+			for i := range d.pairs() {
+				for k, v := range d.row(xs, s.in, i, byToken) {
+					want = append(want, float64(float32(v)*float32(bys[d.expert(i)*s.in+k])))
+				}
+			}
+			to, _ := r.scaled(d.pairs(), s.in, true)
+			r.ops.GroupQuantize(to, x, by, d.views)
+			r.quantized("of places", to, want, s.in, s.in, 1)
+		}
+	})
+}
+
+// turned returns the transposed codes of a random matrix in E4M3, from 1 to 2, and its values.
+func (r *rig) turned(rows, cols int, nan bool) (kernels.Scaled, []float64) {
+	codes, values := make([]uint8, rows*cols), zeros(rows*cols)
+	for i := range codes {
+		if codes[i] = uint8(7<<3 | r.rng.IntN(8) | r.rng.IntN(2)<<7); nan && i == 4*rows+5 {
+			codes[i] = 0x7f
+		}
+		values[i%rows*cols+i/rows] = float64(half.FromE4M3(codes[i]))
+	}
+	return kernels.Scaled{View: r.dev.Upload(tensor.FromSlice(codes, 1, cols, 1, rows))}, values
+}
+
+// fusedOperands returns operands of a product from in to out columns, with the weights by row or transposed: in E4M3 if
+// both are multiples of 16.
+func (r *rig) fusedOperands(d deal, in, out int, byRow bool) (from kernels.Operand, xs []float64, w kernels.Scaled,
+	ws []float64) {
+	switch scaled := in%kernels.ScaledUnit == 0 && out%kernels.ScaledUnit == 0; {
+	case !scaled:
+		rows, cols := d.experts*in, out
+		if byRow {
+			rows, cols = d.experts*out, in
+		}
+		from, xs = r.operand(d, in, true)
+		w.View, ws = r.random(r.act, 1, rows, 1, cols)
+		return from, xs, w, ws
+	case byRow:
+		w, ws = r.scaled(d.experts*out, in, false)
+	default:
+		w, ws = r.turned(d.experts*in, out, false)
+	}
+	rows := d.pairs()
+	if byRow {
+		rows = d.tokens
+	}
+	x, xs := r.scaled(rows, in, false)
+	return kernels.Operand{View: x.View, Factors: x.Factors, ByToken: byRow}, xs, w, ws
+}
+
+// testGroupScaledLinear covers rows of places and of tokens, transposed weights, and NaN, which reaches its rows or its
+// expert's column.
+func testGroupScaledLinear(r *rig) {
+	each(r, groupScaledSizes(), func(r *rig, s sized) {
+		d := r.deal(s.mix)
+		for i := range 4 {
+			byToken, nan, rows := i&1 > 0, i&2 > 0, d.pairs()
+			if byToken {
+				rows = s.tokens
+			}
+			a, as := r.scaled(rows, s.in, nan)
+			b, bs := r.scaled(s.experts*s.out, s.in, nan)
+			x := kernels.Operand{View: a.View, Factors: a.Factors, ByToken: byToken}
+			y := r.garbage(r.act, 1, d.pairs(), 1, s.out)
+			r.ops.GroupScaledLinear(y, x, b, d.views)
+			r.same("y", y, refGroupLinear(d, as, bs, s.in, s.out, byToken))
+
+			w, ws := r.turned(s.in*s.experts, s.out, nan)
+			r.ops.GroupScaledLinear(y, x, w, d.views)
+			r.same("y of transposed weights", y, refGroupLinearDX(d, as, ws, s.out, s.in, byToken))
+		}
+	})
+}
+
 // scaledResults runs the products in E4M3 on fixed inputs that are large enough to be split.
 func (r *rig) scaledResults() []View {
 	const rows, cols = 336, 144

@@ -303,7 +303,7 @@ func (c *calibration) products() (list []operation) {
 			}
 		}
 		if c.spec.Experts.Count > 0 {
-			list = append(list, s.grouped(n, c.spec.Experts)...)
+			list = append(list, s.grouped(n, c.spec.Experts, c.Device.Machine.MultipliesE4M3())...)
 		}
 	}
 	for _, n := range c.spec.DeltaRows {

@@ -21,17 +21,17 @@ func TestCalibrate(t *testing.T) {
 			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{16, 24}, PairDims: 2 - n,
 			Sizes: []int{8, 32}, Further: 8, Documents: []int{4}, DocumentTokens: 16,
 			Operations: true, Rows: []int{4}, Sides: []int{16, 32}, Passes: []int{4}, Links: []int{64, 4096},
-			Experts: Experts{Count: 4, Chosen: 2, Hidden: 8, Width: 16},
+			Experts: Experts{Count: 4, Chosen: 2, Hidden: 16, Width: 32},
 			Delta:   hf.Delta{KeyHeads: 1, Heads: 2, Dim: 8, DimV: 4}, DeltaRows: []int{4, 12},
 			Budget: 1e-4, Tolerance: 0.5,
 			Heat: 1e-3 * float64(n-1), // with Long 0, all calls are long
 		}
 		set := measure(t, n, Task{Calibrate: &spec}).Costs
 		// Four pairs of sizes, two of them squares with two more masks, and documents, forward and backward, and the same
-		// with another head dim, of which one rank measures squares; four products per shape, three of each of the two of experts,
-		// and four calls of the rule.
+		// with another head dim, of which one rank measures squares; four products per shape, five of each of the two of
+		// experts, and four calls of the rule.
 		if got := []int{len(set.Attention), len(set.Products), len(set.Links)}; !slices.Equal(got,
-			[]int{28 + 4*n, 30, 8 * (n - 1)}) {
+			[]int{28 + 4*n, 34, 8 * (n - 1)}) {
 			t.Errorf("%d ranks: %v calls of attention, products and transfers", n, got)
 		}
 		var kinds []string
@@ -42,10 +42,15 @@ func TestCalibrate(t *testing.T) {
 			t.Errorf("%d ranks: no product %s: %v", n, want, kinds)
 		}
 		for _, kind := range []string{"group linear", "group linear dx", "group linear dw"} {
-			for _, want := range []string{kind + "8 8 32", kind + "8 16 8"} {
+			for _, want := range []string{kind + "8 16 64", kind + "8 32 16"} {
 				if !slices.Contains(kinds, want) {
 					t.Errorf("%d ranks: no product %s: %v", n, want, kinds)
 				}
+			}
+		}
+		for _, want := range []string{"8 16 64", "8 64 16", "8 32 16", "8 16 32"} {
+			if want = "group scaled linear" + want; !slices.Contains(kinds, want) {
+				t.Errorf("%d ranks: no product %s: %v", n, want, kinds)
 			}
 		}
 		for kind, times := range map[string]int{"delta summarize": 1, "delta forward": 1, "delta summarize backward": 1,

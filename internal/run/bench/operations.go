@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/cprun/cprun/attention/delta"
@@ -222,8 +223,9 @@ type Experts struct {
 	Width  int `json:"width"` // of an expert
 }
 
-// grouped returns the products of experts with equal numbers of tokens. As in a model, rows of tokens are gathered.
-func (s *OpsSpec) grouped(tokens int, e Experts) (list []operation) {
+// grouped returns the products of experts with equal numbers of tokens, with scaled also those in E4M3. As in a model,
+// rows of tokens are gathered, except in gradients of inputs in E4M3.
+func (s *OpsSpec) grouped(tokens int, e Experts, scaled bool) (list []operation) {
 	pairs := tokens * e.Chosen
 	side := func(cols int, byToken bool) operand {
 		rows := map[bool]int{true: tokens, false: pairs}[byToken]
@@ -237,10 +239,11 @@ func (s *OpsSpec) grouped(tokens int, e Experts) (list []operation) {
 		in, out int
 		byToken bool // the input, else the gradient of the output
 	}{{e.Hidden, 2 * e.Width, true}, {e.Width, e.Hidden, false}} {
-		add := func(y, x, w operand, run func(on calls, v []View, p kernels.Pairs)) {
+		add := func(y, x, w operand, run func(on calls, v []View, p kernels.Pairs), factors ...operand) {
 			list = append(list, operation{"grouped product", dims(e.Count, pairs, m.in, m.out),
-				operands{y, x, w, order(pairs, 1), order(tokens, e.Chosen), order(e.Count+1, 1), choice},
-				func(on calls, v []View) { run(on, v, pairsOf(v[3:])) }})
+				slices.Concat(operands{y, x, w}, factors,
+					operands{order(pairs, 1), order(tokens, e.Chosen), order(e.Count+1, 1), choice}),
+				func(on calls, v []View) { run(on, v, pairsOf(v[3+len(factors):])) }})
 		}
 		of := func(v View, byToken bool) kernels.Operand { return kernels.Operand{View: v, ByToken: byToken} }
 		x, dy, w := side(m.in, m.byToken), side(m.out, !m.byToken), side(m.in, false)
@@ -256,6 +259,19 @@ func (s *OpsSpec) grouped(tokens int, e Experts) (list []operation) {
 		add(dy, x, dw, func(on calls, v []View, p kernels.Pairs) {
 			on.GroupLinearDW(v[2], of(v[0], !m.byToken), of(v[1], m.byToken), p, false)
 		})
+		if !scaled {
+			continue
+		}
+		codes := func(x operand) operand { x.dtype = tensor.U8; return x }
+		rows := f32(1, x.shape[1], 1, 1)
+		add(side(m.out, false), codes(x), codes(w), func(on calls, v []View, p kernels.Pairs) {
+			x := kernels.Operand{View: v[1], Factors: v[3], ByToken: m.byToken}
+			on.GroupScaledLinear(v[0], x, kernels.Scaled{View: v[2], Factors: v[4]}, p)
+		}, rows, f32(1, w.shape[1], 1, 1))
+		dy, w = side(m.out, false), s.act(m.in, e.Count, m.out)
+		add(side(m.in, false), codes(dy), codes(w), func(on calls, v []View, p kernels.Pairs) {
+			on.GroupScaledLinear(v[0], kernels.Operand{View: v[1], Factors: v[3]}, kernels.Scaled{View: v[2]}, p)
+		}, f32(1, pairs, 1, 1))
 	}
 	return list
 }

@@ -13,7 +13,8 @@ import (
 func TestLinearsInE4M3(t *testing.T) {
 	t.Parallel()
 	base := []string{"model.intermediate_size=32", "model.head_dim=16", "train.global_batch_size=4"}
-	adapters := "lora={r: 4, dropout: 0.1}"
+	adapters, experts := "lora={r: 4, dropout: 0.1}", []string{"model.architecture=qwen3_moe", "model.num_experts=4",
+		"model.num_experts_per_tok=2", "model.moe_intermediate_size=16"}
 	for _, v := range []struct {
 		ranks int
 		more  []string
@@ -23,6 +24,8 @@ func TestLinearsInE4M3(t *testing.T) {
 		{2, []string{"memory.recompute=full", "memory.shard=gradients"}},
 		{2, []string{"data.pack_documents=true", adapters}},
 		{4, []string{"memory.shard=parameters", "memory.recompute=selective"}},
+		{1, append([]string{"lora={r: 4, targets: all-linear}"}, experts...)},
+		{2, append([]string{"memory.shard=parameters", "memory.recompute=full"}, experts...)},
 	} {
 		set := slices.Concat(base, v.more)
 		want, scaled := curve(t, tiny, v.ranks, set...), append(set, "precision.linears=fp8")

@@ -111,10 +111,32 @@ func ScaledLinear(op string, y View, a, b kernels.Scaled, add View) {
 	Must(add.IsZero() || add.Rows() == y.Rows() && add.Cols() == y.Cols(), op, y, add)
 }
 
+// GroupQuantize panics unless to and by match x, of places, and the experts: see GroupQuantize of model.Ops.
+func GroupQuantize(op string, to kernels.Scaled, x, by View, p kernels.Pairs) {
+	Must(isScaled(to, p.Tokens.Size(), x.Cols()) && x.Cols()%kernels.ScaledUnit == 0 && by.IsDense() &&
+		by.DType() == tensor.F32 && by.Size() == (p.Starts.Size()-1)*x.Cols(), op, to.View, to.Factors, x, by, p.Starts)
+}
+
+// GroupScaledLinear panics unless y and the operands match: see GroupScaledLinear of model.Ops.
+func GroupScaledLinear(op string, y View, a kernels.Operand, b kernels.Scaled, p kernels.Pairs) {
+	rows, experts := p.Tokens.Size(), p.Starts.Size()-1
+	if a.ByToken {
+		rows = p.Places.Rows()
+	}
+	Must(y.Rows() == p.Tokens.Size() && y.Cols()%kernels.ScaledUnit == 0 && a.Cols()%kernels.ScaledUnit == 0 &&
+		isScaled(kernels.Scaled{View: a.View, Factors: a.Factors}, rows, a.Cols()) &&
+		(isScaled(b, experts*y.Cols(), a.Cols()) ||
+			b.Factors.IsZero() && isCodes(b.View, y.Cols(), experts*a.Cols())),
+		op, y, a.View, a.Factors, b.View, b.Factors, p.Starts)
+}
+
 // isScaled reports whether s has this shape, dense, and a factor for each row.
 func isScaled(s kernels.Scaled, rows, cols int) bool {
-	return s.Rows() == rows && s.Cols() == cols && s.DType() == tensor.U8 && s.IsDense() &&
-		isFloats(s.Factors, rows)
+	return isCodes(s.View, rows, cols) && !s.Factors.IsZero() && isFloats(s.Factors, rows)
+}
+
+func isCodes(v View, rows, cols int) bool {
+	return v.Rows() == rows && v.Cols() == cols && v.DType() == tensor.U8 && v.IsDense()
 }
 
 func isFloats(v View, n int) bool { return v.Size() == n && v.DType() == tensor.F32 && v.IsDense() }

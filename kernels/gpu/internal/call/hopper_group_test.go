@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/half"
 	"github.com/cprun/cprun/kernels/gpu/internal/source"
 	"github.com/cprun/cprun/tensor"
 )
@@ -20,6 +21,7 @@ type groupCase struct {
 	byA, byB     bool // operands have rows of tokens
 	accumulate   bool
 	tokens, grid int
+	scaled       bool // operands are in E4M3
 }
 
 func (c groupCase) places() (n int) {
@@ -34,21 +36,30 @@ func (c groupCase) places() (n int) {
 func TestHopperGroupOnHost(t *testing.T) {
 	h := newHost(t)
 	cases := []groupCase{
-		{tensor.BF16, []int{130, 0, 1, 64, 200}, 80, 200, true, false, true, 40, 3},
-		{tensor.F16, []int{0, 5, 129, 0}, 272, 136, false, true, true, 50, 2},
-		{tensor.BF16, []int{70, 66, 0}, 400, 264, true, true, false, 300, 2},
-		{tensor.BF16, []int{2100, 0, 100}, 16, 16, false, false, false, 1, 5},
-		{tensor.F16, []int{1, 1, 1, 0, 1, 1}, 192, 64, true, false, false, 3, 200},
+		{tensor.BF16, []int{130, 0, 1, 64, 200}, 80, 200, true, false, true, 40, 3, false},
+		{tensor.F16, []int{0, 5, 129, 0}, 272, 136, false, true, true, 50, 2, false},
+		{tensor.BF16, []int{70, 66, 0}, 400, 264, true, true, false, 300, 2, false},
+		{tensor.BF16, []int{2100, 0, 100}, 16, 16, false, false, false, 1, 5, false},
+		{tensor.F16, []int{1, 1, 1, 0, 1, 1}, 192, 64, true, false, false, 3, 200, false},
 	}
 	if testing.Short() {
 		cases = cases[:1]
 	}
 	for i, c := range cases {
 		for p := source.GroupForward; p <= source.GroupGLUDX; p++ {
-			t.Run(fmt.Sprintf("%v %d", p, i), func(t *testing.T) {
-				h.t, h.used = t, 0
-				c.run(h, p)
-			})
+			for _, scaled := range []bool{false, true} {
+				if scaled && (p == source.GroupDX || p == source.GroupDW) {
+					continue
+				}
+				t.Run(fmt.Sprintf("%v %d scaled=%t", p, i, scaled), func(t *testing.T) {
+					h.t, h.used = t, 0
+					c := c
+					if c.scaled = scaled; scaled {
+						c.out, c.in = (c.out+15)&^15, (c.in+15)&^15
+					}
+					c.run(h, p)
+				})
+			}
 		}
 	}
 }
@@ -82,7 +93,7 @@ func (c groupCase) run(h *host, p source.GroupProduct) {
 	// operand returns an operand of a product, and the row of each place.
 	operand := func(columns int, byToken bool) (GroupOperand, func(place int) int) {
 		if byToken {
-			return GroupOperand{draw(c.dtype, c.tokens, columns, c.tokens-1), tokens},
+			return GroupOperand{View: draw(c.dtype, c.tokens, columns, c.tokens-1), Tokens: tokens},
 				func(i int) int { return int(tensor.Data[int32](tokens)[i]) }
 		}
 		return GroupOperand{View: draw(c.dtype, len(experts), columns, len(experts)-1)}, func(i int) int { return i }
@@ -125,10 +136,21 @@ func (c groupCase) run(h *host, p source.GroupProduct) {
 			return sum
 		}
 	}
+	scale := func(int, int) float64 { return 1 }
+	if c.scaled {
+		fa, fb := k.factors(rng, g.A.View.Rows()), k.factors(rng, g.B.View.Rows())
+		of := func(v View, i int) float64 { return float64(tensor.Data[float32](v)[i]) }
+		g.A.Factors = fa
+		scale = func(row, _ int) float64 { return of(fa, a(row)) }
+		if p != source.GroupGLUDX {
+			g.B.Factors = fb
+			scale = func(row, column int) float64 { return of(fa, a(row)) * of(fb, experts[row]*c.out+column) }
+		}
+	}
 	wants := make([]float64, g.Out.Size())
 	for i := range wants {
 		row, column := i/g.Out.Cols(), i%g.Out.Cols()
-		wants[i] = want(row, column)
+		wants[i] = want(row, column) * scale(row, column)
 		if c.accumulate && p != source.GroupGLUDX {
 			wants[i] += at(g.Out, row, column)
 		}
@@ -184,6 +206,15 @@ func (c groupCase) run(h *host, p source.GroupProduct) {
 		g.Weights, g.Sums = weight.Addr(), sums.Addr()
 		results = []groupResult{{"dx", g.Out, dx, 1.0 / 200}, {"wy", g.Gated, wy, 1.0 / 200}, {"sums", sums, total, 1e-4}}
 	}
+	if c.scaled {
+		same := func(i, j int) (int, int) { return i, j }
+		rows, columns, from := g.B.View.Rows(), c.in, same
+		if p == source.GroupGLUDX {
+			rows, columns = c.in, len(c.counts)*c.out
+			from = func(i, j int) (int, int) { return j, i }
+		}
+		g.A.View, g.B.View = k.codes(g.A.View, g.A.View.Rows(), g.A.View.Cols(), same), k.codes(g.B.View, rows, columns, from)
+	}
 	l, served := g.Hopper()
 	if !served {
 		t.Fatal("the kernels do not support the product")
@@ -197,7 +228,8 @@ func (c groupCase) run(h *host, p source.GroupProduct) {
 	next := ints(2)
 	clear(tensor.Data[int32](next))
 	x.Next = next.Addr()
-	h.move(&x.ARows, &x.BRows, &x.ATokens, &x.BTokens, &x.Starts, &x.Out, &x.Next, &x.Gated, &x.Weights, &x.Sums)
+	h.move(&x.ARows, &x.BRows, &x.ATokens, &x.BTokens, &x.Starts, &x.Out, &x.Next, &x.Gated, &x.Weights, &x.Sums,
+		&x.AFactors, &x.BFactors)
 	ok(t, h.start(l.Program, l.Kernel, [3]int{min(c.grid, l.Blocks), 1, 1}, [2]int{l.Threads, 1}, l.Shared,
 		argumentsOf(x)))
 	if left := tensor.Data[int32](next); left[0] != 0 || left[1] != 0 {
@@ -206,6 +238,23 @@ func (c groupCase) run(h *host, p source.GroupProduct) {
 	for _, r := range results {
 		r.check(t)
 	}
+}
+
+// factors returns powers of two.
+func (k *hostFlash) factors(rng *rand.Rand, n int) View {
+	v := k.empty(tensor.F32, 1, 1, n+n%2).Slice(tensor.Dim, 0, n)
+	each(v, func(float32, [4]int) float32 { return []float32{0.5, 1, 2}[rng.IntN(3)] })
+	return v
+}
+
+// codes returns elements of v in E4M3, which has their values.
+func (k *hostFlash) codes(v View, rows, columns int, from func(i, j int) (row, column int)) View {
+	codes := k.empty(tensor.U8, rows, 1, columns)
+	for i := range tensor.Data[uint8](codes) {
+		row, column := from(i/columns, i%columns)
+		tensor.Data[uint8](codes)[i] = half.ToE4M3(value(v, [4]int{0, row, 0, column}))
+	}
+	return codes
 }
 
 // A groupResult is a view with the wanted values, and a largest error as a share of these.

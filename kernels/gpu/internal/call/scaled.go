@@ -25,6 +25,28 @@ const (
 	quantizeThreads = 256 // of a block; 512 at most if it holds a row
 )
 
+var quantizeTypes = map[tensor.DType]string{tensor.F32: "fp32", tensor.F16: "fp16", tensor.BF16: "bf16"}
+
+// ceilOrOne returns n/of rounded up, at least 1: an empty matrix has factors.
+func ceilOrOne(n, of int) int { return max(1, (n+of-1)/of) }
+
+// quantizeRows returns the launch of a kernel with a block for each row of a result; ok is false if a block has no room
+// for a row.
+func quantizeRows(kernel string, rows int, x View) (l QuantizeLaunch, ok bool) {
+	threads := 32 * ceilOrOne(x.Cols(), 32*quantizeOctet*quantizeHeld)
+	return QuantizeLaunch{"quantize_" + kernel + "_" + quantizeTypes[x.DType()], [2]int{rows, 1}, threads, 4 * 32},
+		threads <= 512
+}
+
+// GroupQuantize returns the first argument and the launch of model.Ops.GroupQuantize; ok is false if rows do not fit a
+// block. The caller has checked shapes and addresses.
+func GroupQuantize(to kernels.Scaled, x, by View) (p source.Quantize, l QuantizeLaunch, ok bool) {
+	p = source.Quantize{X: x.Addr(), ByRow: to.Addr(), RowFactors: to.Factors.Addr(), By: by.Addr(),
+		Rows: int32(x.Rows()), Columns: int32(x.Cols())}
+	l, ok = quantizeRows("places", to.Rows(), x)
+	return p, l, ok
+}
+
 // Transpose returns the arguments and the launch of model.Ops.Transpose, of a matrix that is not empty.
 func Transpose(dst, src View) (source.Quantize, QuantizeLaunch) {
 	rows, columns := src.Rows(), src.Cols()
@@ -40,12 +62,11 @@ func Quantize(byRow, byColumn kernels.Scaled, x, by View) (p source.Quantize, ze
 	p = source.Quantize{X: x.Addr(), ByRow: byRow.Addr(), ByColumn: byColumn.Addr(), RowFactors: byRow.Factors.Addr(),
 		ColumnFactors: byColumn.Factors.Addr(), By: by.Addr(), Least: byRow.Least.Addr(), Rows: int32(rows),
 		Columns: int32(columns), Stride: int32(byColumn.Cols())}
-	name, any := map[tensor.DType]string{tensor.F32: "fp32", tensor.F16: "fp16", tensor.BF16: "bf16"}[x.DType()], "any_"
-	ceil := func(n, of int) int { return max(1, (n+of-1)/of) } // an empty matrix has factors
+	name, any, ceil := quantizeTypes[x.DType()], "any_", ceilOrOne
 	if columns%quantizeOctet == 0 && (x.Addr()|by.Addr())%16 == 0 {
 		any = ""
-		if threads := 32 * ceil(columns, 32*quantizeOctet*quantizeHeld); byColumn.IsZero() && threads <= 512 {
-			return p, 0, []QuantizeLaunch{{"quantize_rows_" + name, [2]int{rows, 1}, threads, 4 * 32}}
+		if l, ok := quantizeRows("rows", rows, x); ok && byColumn.IsZero() {
+			return p, 0, []QuantizeLaunch{l}
 		}
 	}
 	y := ceil(rows, quantizeSide)

@@ -14,9 +14,10 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
+// scaledKernels names the kernels of ScaledProgram.
 func scaledKernels() []string {
 	names := []string{"transpose"}
-	for _, k := range []string{"rows", "largest", "largest_any", "cast", "cast_any"} {
+	for _, k := range []string{"rows", "places", "largest", "largest_any", "cast", "cast_any"} {
 		for _, ty := range []string{"bf16", "fp16", "fp32"} {
 			names = append(names, "quantize_"+k+"_"+ty)
 		}
@@ -75,6 +76,34 @@ func TestQuantizeOnHost(t *testing.T) {
 				checkScaled(t, what+" by column", byColumn, func(i, k int) float32 { return at(k, i) }, s.rows)
 			}
 		}
+	}
+}
+
+// TestGroupQuantizeOnHost compares rows of places and of tokens times factors of their experts.
+func TestGroupQuantizeOnHost(t *testing.T) {
+	h := newHostExperts(t, ScaledProgram, scaledKernels()...)
+	for i, columns := range []int{16, 2064, 528} {
+		dtype := []tensor.DType{tensor.BF16, tensor.F16, tensor.F32}[i]
+		for _, byToken := range []bool{false, true} {
+			h.used = 0
+			d := h.deal(9, 5, 2)
+			rows := map[bool]int{true: d.tokens, false: len(d.pair)}[byToken]
+			x, xs := h.random(dtype, 1, rows, 1, columns)
+			by, bys := h.random(tensor.F32, 1, d.experts*columns, 1, 1)
+			to := h.scaled(len(d.pair), columns)
+			p, l, ok := GroupQuantize(to, x, by)
+			if !ok {
+				t.Fatal("rows do not fit a block")
+			}
+			h.call(ScaledProgram, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, p, d.args, map[bool]int{true: 1}[byToken])
+			checkScaled(t, fmt.Sprint(dtype, columns, byToken), to, func(place, k int) float32 {
+				e := d.choice[d.pair[place]]
+				return float32(d.row(xs, columns, place, byToken)[k]) * float32(bys[int(e)*columns+k])
+			}, columns)
+		}
+	}
+	if _, _, ok := GroupQuantize(kernels.Scaled{}, h.ints(nil, 1, 0, 1, 32784), View{}); ok {
+		t.Error("rows of 32784 columns fit a block")
 	}
 }
 

@@ -1,5 +1,5 @@
-// More copies of Hopper, beside those of hopper.cuh, one function each. Tests run kernels without a GPU, with other
-// definitions of these functions.
+// More instructions of Hopper, beside those of hopper.cuh, one function each. Tests run kernels without a GPU, with
+// other definitions of these functions.
 #pragma once
 #include "hopper.cuh"
 
@@ -23,3 +23,19 @@ __device__ __forceinline__ void store_box(
       "r"(element), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
+
+#define WG_E4M3(N, HALF, I0, I1, I2) \
+  __device__ __forceinline__ void wg_multiply_e4m3( \
+      float (&c)[HALF], unsigned long long a, unsigned long long b, bool keep) { \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" TEXT( \
+        I2) ", 0;\n" \
+            "wgmma.mma_async.sync.aligned.m64n" TEXT(N) "k32.f32.e4m3.e4m3 {" P_##HALF "}, %" TEXT(I0) ", %" TEXT( \
+                I1) ", p, 1, 1;\n}" \
+        : F_##HALF \
+        : "l"(a), "l"(b), "r"((int)keep)); \
+  }
+// wg_multiply_e4m3 starts c = A B, or c += A B with keep, of matrices in E4M3: 64 by N, over 32. In shared memory, A is
+// [m][k] and B [n][k].
+WG_E4M3(64, 32, 32, 33, 34)
+WG_E4M3(192, 96, 96, 97, 98)
+WG_E4M3(256, 128, 128, 129, 130)

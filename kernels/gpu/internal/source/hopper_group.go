@@ -50,23 +50,28 @@ func HopperGroupShapeFor(p GroupProduct, columns int) (best HopperGroupShape) {
 	return best
 }
 
-// Program returns the program of a product.
-func (s HopperGroupShape) Program(p GroupProduct) Program {
+// Program returns the program of a product, scaled for operands in E4M3.
+func (s HopperGroupShape) Program(p GroupProduct, scaled bool) Program {
+	name, constant := option(scaled, "scaled", "SCALED")
 	return Program{
-		Name: fmt.Sprintf("hopper_group_%v_%d", p, s.Width), File: "hopper_group.cu", Archs: hopperArchs,
-		Defines: defines(define{"PRODUCT", int(p)}, define{"BN", s.Width}, define{"STAGES", s.Stages}),
+		Name: fmt.Sprintf("hopper_group_%v%s_%d", p, name, s.Width), File: "hopper_group.cu", Archs: hopperArchs,
+		Defines: defines(define{"PRODUCT", int(p)}, constant, define{"BN", s.Width}, define{"STAGES", s.Stages}),
 	}
 }
 
 // Shared returns the shared memory of a block, in bytes: the stages, one or two panels of 16 rows for each of eight
 // warps, four tiles, barriers and first places.
-func (s HopperGroupShape) Shared(p GroupProduct, experts int) int {
+func (s HopperGroupShape) Shared(p GroupProduct, scaled bool, experts int) int {
 	stages := s.Stages * (panels(GroupRows, GroupStep) + panels(s.Width, GroupStep) + 2*8)
 	out := 8 * panels(16, 64)
 	if p == GroupDW {
 		out *= 2
 	}
-	return stages + out + 4*(32+2*8) + 4*(experts+1)
+	tile := 32
+	if scaled {
+		tile += 4 * s.Width
+	}
+	return stages + out + 4*(tile+2*8) + 4*(experts+1)
 }
 
 // hopperGroup holds the products of experts' rows.
@@ -75,11 +80,12 @@ var hopperGroup = hopperGroupPrograms()
 func hopperGroupPrograms() (list []Program) {
 	for _, s := range HopperGroupShapes {
 		for p := GroupForward; p <= GroupDW; p++ {
-			list = append(list, s.Program(p))
+			list = append(list, s.Program(p, false))
 		}
+		list = append(list, s.Program(GroupForward, true))
 	}
 	for p := GroupGLU; p <= GroupGLUDX; p++ {
-		list = append(list, HopperGroupShapes[0].Program(p))
+		list = append(list, HopperGroupShapes[0].Program(p, false), HopperGroupShapes[0].Program(p, true))
 	}
 	return list
 }

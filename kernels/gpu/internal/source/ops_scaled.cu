@@ -5,6 +5,7 @@
 // magnitudes of rows and columns, and quantize_cast reads x again: a column is too long for a block.
 #include "e4m3.cuh"
 #include "ops.cuh"
+#include "pairs.cuh"
 
 struct Quantize {
   const void* x;                        // [rows, columns]
@@ -76,19 +77,31 @@ template <bool FAST> __device__ __forceinline__ void load_by(const Quantize& p, 
 
 __device__ __forceinline__ float factor_of(float largest) { return fmaxf(largest / LARGEST_E4M3, LEAST_FACTOR); }
 
-// quantize_rows quantizes a row per block. Its threads hold the whole row.
-template <class T> __device__ __forceinline__ void quantize_rows(const Quantize& p) {
+// quantize_row quantizes a row of x to the block's row of the result. With pairs, that is a place, and by has a part for
+// each expert. The block's threads hold the whole row.
+template <class T>
+__device__ __forceinline__ void quantize_row(const Quantize& p, int from, const Pairs* pairs) {
   int row = blockIdx.x;
+  const float* by = p.by;
   Octet<T> held[HELD];
 #pragma unroll
-  for (int i = 0; i < HELD; i++) held[i].template load<true>(p, row, (i * blockDim.x + threadIdx.x) * OCTET);
-  float largest = 0, x[OCTET], by[OCTET];
+  for (int i = 0; i < HELD; i++) held[i].template load<true>(p, from, (i * blockDim.x + threadIdx.x) * OCTET);
+  if (pairs) by += (long long)pairs->expert(row) * p.columns;
+  float largest = 0, x[OCTET];
+  auto get = [&](int i, int column) {
+    held[i].get(x);
+    if (by && column < p.columns) {
+      float y[OCTET];
+      cached(y, by + column);
+#pragma unroll
+      for (int k = 0; k < OCTET; k++) x[k] *= y[k];
+    }
+  };
 #pragma unroll
   for (int i = 0; i < HELD; i++) {
-    held[i].get(x);
-    load_by<true>(p, (i * blockDim.x + threadIdx.x) * OCTET, by);
+    get(i, (i * blockDim.x + threadIdx.x) * OCTET);
 #pragma unroll
-    for (int k = 0; k < OCTET; k++) largest = fmaxf(largest, fabsf(x[k] * by[k]));
+    for (int k = 0; k < OCTET; k++) largest = fmaxf(largest, fabsf(x[k]));
   }
   float factor = factor_of(block_max(largest, (float*)block_memory()));
   if (p.least) factor = fmaxf(factor, p.least[row]);
@@ -98,10 +111,7 @@ template <class T> __device__ __forceinline__ void quantize_rows(const Quantize&
   for (int i = 0; i < HELD; i++) {
     int column = (i * blockDim.x + threadIdx.x) * OCTET;
     if (column >= p.columns) break;
-    held[i].get(x);
-    load_by<true>(p, column, by);
-#pragma unroll
-    for (int k = 0; k < OCTET; k++) x[k] *= by[k];
+    get(i, column);
     *(uint2*)(p.by_row + (long long)row * p.columns + column) = codes_of(x, inverse);
   }
 }
@@ -246,7 +256,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) transpose(Quantize p) {
 // The 1 allows more than 64 registers, without which quantize_largest_any_fp16 spills.
 #define QUANTIZE(NAME, T)                                                                                \
   extern "C" __global__ void __launch_bounds__(512) quantize_rows_##NAME(Quantize p) {                   \
-    quantize_rows<T>(p);                                                                                 \
+    quantize_row<T>(p, blockIdx.x, nullptr);                                                             \
+  }                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(512)                                                      \
+      quantize_places_##NAME(Quantize p, Pairs pairs, int by_token) {                                    \
+    quantize_row<T>(p, by_token ? __ldg(pairs.tokens + blockIdx.x) : blockIdx.x, &pairs);                \
   }                                                                                                      \
   extern "C" __global__ void __launch_bounds__(32 * WARPS) quantize_largest_##NAME(Quantize p) {         \
     quantize_largest<true, T>(p);                                                                        \

@@ -62,12 +62,13 @@ type HopperGroup struct {
 	Starts, Out, Next  uint64 // of int32; of the output; of two uint32, which are 0
 	Gated              uint64 // of the output act(gate) * up, or wy
 	Weights, Sums      uint64 // of float32
+	AFactors, BFactors uint64 // of float32
 	Experts, Depth     int32
 	Rows, Columns      int32 // Rows: of an expert's gradient
 	AColumns, BColumns int32
 	Accumulate, Turned int32 // bools
 	Places             int32
-	Unused             [3]int32
+	Unused             [15]int32
 }
 
 // HopperBackward has the arguments of the backward pass on Hopper.

@@ -54,8 +54,8 @@ template <int N> void hold(float (&)[N]) {}
 template <int N> void hold(unsigned (&)[N]) {}
 template <class T, int N, int M> void hold(T (&)[N][M]) {}
 
-inline constexpr bool bfloat(bf16_t) { return true; }
-inline constexpr bool bfloat(fp16_t) { return false; }
+inline constexpr Coding kind(bf16_t) { return BF16; }
+inline constexpr Coding kind(fp16_t) { return FP16; }
 
 // there_is checks that kernels/gpu/internal/source/hopper.cuh has a product with this number of floats per thread.
 inline constexpr bool there_is(int half) {
@@ -65,12 +65,12 @@ inline constexpr bool there_is(int half) {
 template <class T, bool TRANS_A, bool TRANS_B, int HALF>
 void wg_multiply(float (&c)[HALF], unsigned long long a, unsigned long long b, bool keep) {
   static_assert(there_is(HALF), "width");
-  start_product({c, HALF, nullptr, a, b, TRANS_A, TRANS_B, keep, bfloat(T())});
+  start_product({c, HALF, nullptr, a, b, TRANS_A, TRANS_B, keep, kind(T())});
 }
 template <class T, bool TRANS_B, int HALF>
 void wg_multiply(float (&c)[HALF], const unsigned (&a)[4], unsigned long long b, bool keep) {
   static_assert(there_is(HALF), "width");
-  start_product({c, HALF, a, 0, b, false, TRANS_B, keep, bfloat(T())});
+  start_product({c, HALF, a, 0, b, false, TRANS_B, keep, kind(T())});
 }
 
 template <bool TRANS> void store_matrices(unsigned address, const unsigned (&d)[4]) {

@@ -84,12 +84,14 @@ void fence_engine();
 
 // Multiplication is a product of a warpgroup. Its operands are matrices as in hopper_panels.cuh; left is A in
 // registers, or NULL. It reads shared memory when a thread waits for it. Until then, its sums are NaN.
+enum Coding { FP16, BF16, LOW_E4M3, HIGH_E4M3 }; // of a word of an operand; E4M3: its first or second code
 struct Multiplication {
   float* sums;
   int count; // number of sums of a thread
   const unsigned* left;
   unsigned long long a, b;
-  bool trans_a, trans_b, keep, bfloat;
+  bool trans_a, trans_b, keep;
+  Coding kind; // LOW_E4M3: both codes
 };
 void begin_products();
 void start_product(const Multiplication& m);

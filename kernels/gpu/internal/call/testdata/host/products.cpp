@@ -66,9 +66,14 @@ struct Matrix {
   }
 };
 
-static float number(unsigned short bits, bool bfloat) {
-  if (bfloat) {
+static float number(unsigned short bits, Coding kind) {
+  if (kind == BF16) {
     return __uint_as_float((unsigned)bits << 16);
+  }
+  if (kind != FP16) {
+    const int code = bits >> 8 * (kind == HIGH_E4M3) & 0x7f, exponent = code >> 3;
+    const float x = code == 0x7f ? NAN : exponent ? ldexpf(8 + code % 8, exponent - 10) : ldexpf(code, -9);
+    return bits >> (kind == HIGH_E4M3 ? 15 : 7) & 1 ? -x : x;
   }
   _Float16 h;
   memcpy(&h, &bits, 2);
@@ -98,7 +103,7 @@ static Sums* sums_of(Warpgroup& g, const Multiplication& m) {
 
 static bool same(const Multiplication& x, const Multiplication& y) {
   return x.count == y.count && !x.left == !y.left && x.a == y.a && x.b == y.b && x.trans_a == y.trans_a && x.trans_b == y.trans_b && x.keep == y.keep &&
-         x.bfloat == y.bfloat;
+         x.kind == y.kind;
 }
 
 // join adds this thread's sums to those of the engine. A wg_begin must have preceded its registers.
@@ -158,22 +163,26 @@ void wait_products(int pending) {
 }
 
 // read_left fills A from the threads' registers.
-static void read_left(const Product& p, float (&a)[HEIGHT][DEPTH]) {
+static void read_left(const Product& p, float (&a)[HEIGHT][2 * DEPTH]) {
   for (int t = 0; t < GROUP; t++) {
     const int lane = t % 32, row = t / 32 * 16 + lane / 4;
     for (int i = 0; i < 8; i++) {
-      a[row + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2] = number(p.left[t][i / 2] >> i % 2 * 16, p.what.bfloat);
+      a[row + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2] = number(p.left[t][i / 2] >> i % 2 * 16, p.what.kind);
     }
   }
 }
 
-// read fills an array, indexed by place(outer, k), from a matrix in shared memory.
-template <class F> static void read(const Matrix& x, bool bfloat, F place) {
+// read fills an array, indexed by place(outer, k), from a matrix in shared memory. Second codes of words follow all first
+// ones.
+template <class F> static void read(const Matrix& x, Coding kind, F place) {
   x.pieces([&](unsigned at, int i, int k) {
     unsigned short bits[8];
     memcpy(bits, engine_at(at, 16), 16);
     for (int j = 0; j < 8; j++) {
-      place(x.turned ? i + j : i, x.turned ? k : k + j) = number(bits[j], bfloat);
+      place(x.turned ? i + j : i, x.turned ? k : k + j) = number(bits[j], kind);
+      if (kind == LOW_E4M3) {
+        place(i, DEPTH + k + j) = number(bits[j], HIGH_E4M3);
+      }
     }
     engine_has_read(at);
   });
@@ -181,20 +190,20 @@ template <class F> static void read(const Matrix& x, bool bfloat, F place) {
 
 static void make(Product& p) {
   const Multiplication& m = p.what;
-  const int width = p.sums->width;
-  static float a[HEIGHT][DEPTH], b[DEPTH][MAX_WIDTH];
+  const int depth = m.kind == LOW_E4M3 ? 2 * DEPTH : DEPTH, width = p.sums->width;
+  static float a[HEIGHT][2 * DEPTH], b[2 * DEPTH][MAX_WIDTH];
   if (m.left) {
     read_left(p, a);
   } else {
-    read(Matrix(m.a, m.trans_a, HEIGHT), m.bfloat, [](int i, int k) -> float& { return a[i][k]; });
+    read(Matrix(m.a, m.trans_a, HEIGHT), m.kind, [](int i, int k) -> float& { return a[i][k]; });
   }
-  read(Matrix(m.b, m.trans_b, width), m.bfloat, [](int i, int k) -> float& { return b[k][i]; });
+  read(Matrix(m.b, m.trans_b, width), m.kind, [](int i, int k) -> float& { return b[k][i]; });
   for (int i = 0; i < HEIGHT; i++) {
     float* x = &p.sums->x[i * width];
     if (!m.keep) {
       memset(x, 0, width * 4);
     }
-    for (int k = 0; k < DEPTH; k++) {
+    for (int k = 0; k < depth; k++) {
       const float y = a[i][k];
       for (int j = 0; j < width; j++) {
         x[j] += y * b[k][j];
