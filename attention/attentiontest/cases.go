@@ -72,7 +72,7 @@ func Cases() []Case {
 func headCases() []Case {
 	var cs []Case
 	for _, d := range [][2]int{{1, 1}, {8, 8}, {16, 32}, {32, 16}, {32, 32}, {64, 64}, {80, 80}, {96, 96}, {128, 128},
-		{192, 128}, {256, 256}, {3, 5}} {
+		{192, 128}, {256, 256}, {512, 512}, {3, 5}} {
 		c := base(fmt.Sprintf("head dims %d and %d", d[0], d[1]))
 		c.Dim, c.DimV = d[0], d[1]
 		if d[0] >= 64 {

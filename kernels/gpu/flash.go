@@ -17,7 +17,7 @@ import (
 )
 
 // Flash computes attention with cprun's own kernels, for sm_80 and later GPUs: float32, bfloat16 and float16 inputs,
-// float32 accumulators, any head dim up to 256, any tiles, strides and soft cap. A call is one launch. Flash implements
+// float32 accumulators, any head dim up to 512, any tiles, strides and soft cap. A call is one launch. Flash implements
 // attention.Kernel. Only one goroutine may call it.
 //
 // On Hopper, 16-bit calls use separate kernels if the tensors are valid for TMA. Other calls use the kernels of other

@@ -36,7 +36,7 @@ func (r *cudaRig) attention(k attention.Kernel) attentiontest.Rig {
 
 var flashSuite = attentiontest.Options{
 	DTypes:     []tensor.DType{tensor.F32, tensor.BF16, tensor.F16},
-	MaxHeadDim: 256,
+	MaxHeadDim: source.FlashMaxDim,
 	NoScores:   true,
 }
 
@@ -152,10 +152,10 @@ func TestFlashSmallShapes(t *testing.T) {
 }
 
 // flashDims lists head dims of q and v, some for each compiled shape.
-var flashDims = [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {72, 40}, {101, 33}}
+var flashDims = [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {512, 512}, {72, 40}, {101, 33}}
 
 // suiteDims lists head dims of the conformance suite, one for each compiled shape.
-var suiteDims = [][2]int{{8, 8}, {64, 64}, {80, 80}, {128, 128}, {192, 128}, {256, 256}}
+var suiteDims = [][2]int{{8, 8}, {64, 64}, {80, 80}, {128, 128}, {192, 128}, {256, 256}, {512, 512}}
 
 // compileFlash compiles missing programs in parallel. One after the other would take minutes.
 func compileFlash(t testing.TB, list [][2]int, kernels ...*Flash) {
@@ -441,9 +441,9 @@ func TestFlashRefuses(t *testing.T) {
 		forward, backward bool // whether the pass is supported
 	}{
 		{"float32", tensor.F32, 64, all, true, true},
-		{"float32, head dim 264", tensor.F32, 264, all, false, false},
+		{"float32, head dim 520", tensor.F32, 520, all, false, false},
 		{"float64", tensor.F64, 64, all, false, false},
-		{"head dim 264", tensor.BF16, 264, all, false, false},
+		{"head dim 520", tensor.BF16, 520, all, false, false},
 		{"head dim 128", tensor.BF16, 128, all, true, true},
 		{"head dim 128, 66 KiB of shared memory", tensor.BF16, 128, 66 << 10, true, false},
 		{"head dim 128, 48 KiB of shared memory", tensor.BF16, 128, 48 << 10, false, false},

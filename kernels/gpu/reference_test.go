@@ -21,7 +21,7 @@ func TestDeviceReference(t *testing.T) {
 	attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig {
 		r := newCUDARig(t)
 		return r.attention(r.newDeviceReference())
-	}, attentiontest.Options{DTypes: []tensor.DType{tensor.F32, tensor.BF16, tensor.F16}, MaxHeadDim: 256})
+	}, attentiontest.Options{DTypes: []tensor.DType{tensor.F32, tensor.BF16, tensor.F16}, MaxHeadDim: 512})
 }
 
 func TestDeviceReferenceFixtures(t *testing.T) {

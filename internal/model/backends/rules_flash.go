@@ -29,21 +29,22 @@ var flashRules = []Rule{
 		When:   func(c *Call) bool { return gpu(c) && c.HeadDim != c.HeadDimV },
 		Reason: "The CUDA kernels are compiled for one head dim of q, k and v.",
 		Fix:    "Pad the smaller head dim to the larger and slice the result."},
-	{ID: "flash-head-dim-256", Backend: Flash, // U49
-		When:   func(c *Call) bool { return gpu(c) && max(c.HeadDim, c.HeadDimV) > 256 },
-		Reason: "The CUDA kernels take head dims up to 256.",
-		Fix:    "Use a head dim of 256 or less."},
+	{ID: "flash-head-dim-512", Backend: Flash, // kernels
+		When:   func(c *Call) bool { return gpu(c) && wider(c, 512) },
+		Reason: "The CUDA kernels take head dims up to 512.",
+		Fix:    "Use a head dim of 512 or less."},
 	{ID: "flash-head-dim-192-sm86", Backend: Flash, // U49
 		When: func(c *Call) bool {
-			return gpu(c) && c.Arch > 80 && c.Arch < 90 && max(c.HeadDim, c.HeadDimV) > 192
+			return gpu(c) && c.Arch > 80 && c.Arch < 90 && wider(c, 192)
 		},
 		Reason: "Head dims over 192 have not run on sm86 and sm89, whose shared memory is small, and FlashAttention " +
 			"2 takes none there.",
 		Fix: "Use a head dim of 192 or less, or set attention.backend to reference."},
 	{ID: "flash-rows", Backend: Flash, PerHop: true, // kernels
-		When:   func(c *Call) bool { return gpu(c) && max(c.RankQueries, c.SeqKV) > maxFlashRows },
-		Reason: "The CUDA kernels take up to 4,194,240 queries of a rank, and as many keys in a hop.",
-		Fix:    "Set parallel.algorithm to ring, with more ranks, or data.seq_len to less."},
+		When: func(c *Call) bool { return gpu(c) && max(c.RankQueries, c.SeqKV) > maxFlashRows(c) },
+		Reason: "The CUDA kernels take up to 4,194,240 queries of a rank, and as many keys in a hop; half of that " +
+			"with head dims over 256.",
+		Fix: "Set parallel.algorithm to ring, with more ranks, or data.seq_len to less."},
 	{ID: "flash-bias", Backend: Flash, // U89, U90
 		When:   func(c *Call) bool { return gpu(c) && c.Bias },
 		Reason: "The CUDA kernels add no bias and no ALiBi to the scores.",
@@ -54,7 +55,12 @@ var flashRules = []Rule{
 		Fix:    "Set attention.backend to reference, or run on the CPU with --device cpu."},
 }
 
-// maxFlashRows is the number of blocks in a grid, times the rows of the smallest block in 16 bits.
-const maxFlashRows = 65535 * 64
+// maxFlashRows returns the number of blocks in a grid, times the rows of the smallest block in 16 bits.
+func maxFlashRows(c *Call) int {
+	if wider(c, 256) {
+		return 65535 * 32
+	}
+	return 65535 * 64
+}
 
 func gpu(c *Call) bool { return c.Arch > 0 }

@@ -118,7 +118,7 @@ var fusedDimRules = []Rule{
 	{ID: "fused-head-dim-sm80-training", Backend: Fused, // C14, C17
 		When:   func(c *Call) bool { return wide(c) && c.Arch < 90 && c.Training },
 		Reason: "Before Hopper cuDNN trains with head dims up to 128.",
-		Fix:    "Use flash, which takes head dims up to 256."},
+		Fix:    "Use flash, which takes head dims up to 512."},
 	{ID: "fused-head-dim-sm80-inference-9.10.2", Backend: Fused, Until: V(9, 10, 2), // C14, C17
 		When:   func(c *Call) bool { return wide(c) && c.Arch < 90 && !c.Training },
 		Reason: "Before Hopper cuDNN before 9.10.2 takes head dims up to 128.",
@@ -131,7 +131,7 @@ var fusedDimRules = []Rule{
 	{ID: "fused-head-dim-sm90-training-256", Backend: Fused, // C15
 		When:   func(c *Call) bool { return wider(c, 256) && c.Arch == 90 && c.Training },
 		Reason: "On Hopper cuDNN trains with head dims up to 256.",
-		Fix:    "Use a head dim of 256 or less."},
+		Fix:    "Use flash, which takes head dims up to 512."},
 	{ID: "fused-head-dim-sm90-inference-9.1.0", Backend: Fused, Until: V(9, 1, 0), // C15
 		When:   func(c *Call) bool { return wide(c) && c.Arch == 90 && !c.Training },
 		Reason: "On Hopper cuDNN before 9.1.0 takes head dims up to 128.",
@@ -139,7 +139,7 @@ var fusedDimRules = []Rule{
 	{ID: "fused-head-dim-sm90-inference-256-9.10.2", Backend: Fused, Until: V(9, 10, 2), // C15, C17
 		When:   func(c *Call) bool { return wider(c, 256) && c.Arch == 90 && !c.Training },
 		Reason: "On Hopper cuDNN before 9.10.2 takes head dims up to 256.",
-		Fix:    "Install cuDNN 9.10.2 or newer, or use a head dim of 256 or less."},
+		Fix:    "Install cuDNN 9.10.2 or newer, or use flash."},
 	{ID: "fused-head-dims-differ-sm90-9.11.0", Backend: Fused, Since: V(9, 11, 0), // C20
 		When: func(c *Call) bool {
 			return c.Arch == 90 && c.Training && c.HeadDim >= 128 && c.HeadDimV >= 128 &&

@@ -104,7 +104,7 @@ func TestFlashShapesOnHost(t *testing.T) {
 		for _, deterministic := range []bool{false, true} {
 			k := &hostFlash{h, deterministic, shared}
 			rig := k.rig()
-			for _, dims := range [][2]int{{32, 32}, {64, 64}, {128, 128}, {192, 192}, {256, 256}, {72, 40}, {101, 33}} {
+			for _, dims := range [][2]int{{32, 32}, {64, 64}, {128, 128}, {192, 192}, {256, 256}, {512, 512}, {72, 40}, {101, 33}} {
 				of := fmt.Sprintf("%d and %d, %d bytes, deterministic %t", dims[0], dims[1], shared, deterministic)
 				t.Run(of, func(t *testing.T) {
 					h.t = t

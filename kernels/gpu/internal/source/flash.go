@@ -10,6 +10,8 @@ import (
 type FlashShape struct {
 	Float32 bool // for float32; else for bfloat16 and float16
 	QK, V   int
+	// Split warps, if not 0, share rows of the forward pass and of dQ: their registers hold a part of the columns each.
+	Split int
 	// Forward pass: a block has Rows queries and Warps warps, and takes Step keys at once.
 	Rows, Step, Warps int
 	// Backward pass: a block has Keys keys and BackwardWarps warps. It visits blocks of Queries queries, in Stages
@@ -36,7 +38,7 @@ const SmallShared = 99 << 10
 var FlashShapes = slices.Concat(flashHalf, flashSingle)
 
 // FlashMaxDim is the largest head dim of all shapes.
-const FlashMaxDim = 256
+const FlashMaxDim = 512
 
 // FlashShapeFor returns the first shape for these head dims, in float32 or 16 bits, whose blocks fit in shared bytes of
 // shared memory. ok is false if there is none. needs returns the demand of a shape, such as FlashShape.ForwardShared.
@@ -87,7 +89,8 @@ func (s FlashShape) program(file string, cut string, more ...define) Program {
 	if s.Float32 {
 		name, more = file+"_fp32", append(more, define{"FLOAT32", 1})
 	}
-	all := append([]define{{"HEAD_QK", s.QK}, {"HEAD_V", s.V}, {"INLINE_TILES", FlashTiles}}, more...)
+	all := append([]define{{"HEAD_QK", s.QK}, {"HEAD_V", s.V}, {"INLINE_TILES", FlashTiles}, {"SPLIT", max(1, s.Split)}},
+		more...)
 	return Program{Name: fmt.Sprintf("%s_%d_%d_%s", name, s.QK, s.V, cut), File: file + ".cu", Defines: defines(all...)}
 }
 
@@ -102,7 +105,7 @@ func (s FlashShape) size() int {
 // stay in registers.
 func (s FlashShape) passed(rows, step int) int {
 	if s.Float32 {
-		return rows * step * s.size()
+		return max(1, s.Split) * rows * step * s.size()
 	}
 	return 0
 }
@@ -124,7 +127,7 @@ func (s FlashShape) DQShared() int {
 }
 
 // ReferenceSlots lists the compiled head dims of the reference kernel, divided by 32.
-var ReferenceSlots = []int{1, 4, 8}
+var ReferenceSlots = []int{1, 4, 8, 16}
 
 // Reference returns the program of the reference for head dims up to 32 times slots.
 func Reference(slots int) Program {
@@ -178,6 +181,10 @@ var flashHalf = []FlashShape{
 		KeyWarps: 2, DQWarps: 2, OrderedRows: 64, OrderedStep: 32, OrderedWarps: 4},
 	{QK: 256, V: 256, Rows: 128, Step: 32, Warps: 8, Queries: 32, Keys: 32, Stages: 1, BackwardWarps: 4, SWarps: 2,
 		KeyWarps: 1, DQWarps: 1, OrderedRows: 64, OrderedStep: 32, OrderedWarps: 4},
+	{QK: 512, V: 512, Split: 2, Rows: 64, Step: 32, Warps: 8, Queries: 32, Keys: 32, Stages: 1, BackwardWarps: 8,
+		SWarps: 2, KeyWarps: 2, DQWarps: 2, OrderedRows: 64, OrderedStep: 16, OrderedWarps: 8},
+	{QK: 512, V: 512, Split: 2, Rows: 32, Step: 32, Warps: 4, Queries: 16, Keys: 32, Stages: 1, BackwardWarps: 8,
+		SWarps: 1, KeyWarps: 2, DQWarps: 1, OrderedRows: 32, OrderedStep: 16, OrderedWarps: 4},
 }
 
 // flashSingle lists the shapes for float32. Elements take twice the memory. Threads load their factors from shared
@@ -202,4 +209,8 @@ var flashSingle = []FlashShape{
 		SWarps: 4, KeyWarps: 2, DQWarps: 2, OrderedRows: 32, OrderedStep: 32, OrderedWarps: 4},
 	{Float32: true, QK: 256, V: 256, Rows: 16, Step: 32, Warps: 2, Queries: 16, Keys: 16, Stages: 1, BackwardWarps: 2,
 		SWarps: 2, KeyWarps: 1, DQWarps: 2, OrderedRows: 16, OrderedStep: 32, OrderedWarps: 2},
+	{Float32: true, QK: 512, V: 512, Split: 2, Rows: 32, Step: 16, Warps: 8, Queries: 16, Keys: 16, Stages: 1,
+		BackwardWarps: 8, SWarps: 2, KeyWarps: 1, DQWarps: 2, OrderedRows: 16, OrderedStep: 16, OrderedWarps: 4},
+	{Float32: true, QK: 512, V: 512, Split: 4, Rows: 8, Step: 16, Warps: 4, Queries: 8, Keys: 16, Stages: 1,
+		BackwardWarps: 8, SWarps: 1, KeyWarps: 1, DQWarps: 1, OrderedRows: 8, OrderedStep: 16, OrderedWarps: 4},
 }

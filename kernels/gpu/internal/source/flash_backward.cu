@@ -7,21 +7,22 @@
 //
 // Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, BN, STAGES of Q and dO, and
 // the number of the WARPS along the queries of S (S_WARPS), the keys of dK and dV (K_WARPS) and
-// the queries of dQ (Q_WARPS).
+// the queries of dQ (Q_WARPS). If S has fewer parts than there are WARPS, the others wait for it.
 #include "flash_products.cuh"
 
 constexpr int THREADS = WARPS * 32;
 
-// A Part is a warp's share of a product of ROWS by COLS, with DOWN of the warps along the rows. TRANS_A and TRANS_B
-// mean that an operand is transposed in shared memory.
-template <int ROWS, int COLS, int DOWN, bool TRANS_A, bool TRANS_B> struct Part {
-  static constexpr int HEIGHT = ROWS / DOWN, WIDTH = COLS / (WARPS / DOWN);
+// A Part is a warp's share of a product of ROWS by COLS, with DOWN of the warps along the rows and ACROSS along the
+// columns. TRANS_A and TRANS_B mean that an operand is transposed in shared memory.
+template <int ROWS, int COLS, int DOWN, bool TRANS_A, bool TRANS_B, int ACROSS = WARPS / DOWN> struct Part {
+  static constexpr int HEIGHT = ROWS / DOWN, WIDTH = COLS / ACROSS, USED = DOWN * ACROSS;
   using Sum = Fragment<HEIGHT, WIDTH, TRANS_A, TRANS_B>;
   static __device__ __forceinline__ int row() { return threadIdx.x / 32 % DOWN * HEIGHT; }
   static __device__ __forceinline__ int col() { return threadIdx.x / 32 / DOWN * WIDTH; }
 };
 
-using PartS = Part<BM, BN, S_WARPS, false, false>;
+constexpr int S_ACROSS = WARPS / S_WARPS < BN / 16 ? WARPS / S_WARPS : BN / 16;
+using PartS = Part<BM, BN, S_WARPS, false, false, S_ACROSS>;
 using PartK = Part<BN, HEAD_QK, K_WARPS, true, true>;
 using PartV = Part<BN, HEAD_V, K_WARPS, true, true>;
 using PartQ = Part<BM, HEAD_QK, Q_WARPS, false, true>;
@@ -211,24 +212,26 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
         at.fetch(stage);
       }
     }
-    PartS::Sum s, dp;
-    clear(s);
-    multiply<T, HEAD_QK>(
-        s, InShared<BM, HEAD_QK, false>(present, PartS::row()), InShared<BN, HEAD_QK, false>(k, PartS::col()));
-    clear(dp);
-    multiply<T, HEAD_V>(dp, InShared<BM, HEAD_V, false>(present + Shared::DO, PartS::row()),
-        InShared<BN, HEAD_V, false>(v, PartS::col()));
-    transform(s, p);
-    if (!now.walk.whole()) {
-      hide(s, dp, now.walk);
+    if (PartS::USED == WARPS || threadIdx.x < 32 * PartS::USED) {
+      PartS::Sum s, dp;
+      clear(s);
+      multiply<T, HEAD_QK>(
+          s, InShared<BM, HEAD_QK, false>(present, PartS::row()), InShared<BN, HEAD_QK, false>(k, PartS::col()));
+      clear(dp);
+      multiply<T, HEAD_V>(dp, InShared<BM, HEAD_V, false>(present + Shared::DO, PartS::row()),
+          InShared<BN, HEAD_V, false>(v, PartS::col()));
+      transform(s, p);
+      if (!now.walk.whole()) {
+        hide(s, dp, now.walk);
+      }
+      if (p.flags & CAPPED) {
+        differentiate<true>(s, dp, p, present);
+      } else {
+        differentiate<false>(s, dp, p, present);
+      }
+      keep<T, BM, BN>(ps, s, PartS::row(), PartS::col());
+      keep<T, BM, BN>(ds, dp, PartS::row(), PartS::col());
     }
-    if (p.flags & CAPPED) {
-      differentiate<true>(s, dp, p, present);
-    } else {
-      differentiate<false>(s, dp, p, present);
-    }
-    keep<T, BM, BN>(ps, s, PartS::row(), PartS::col());
-    keep<T, BM, BN>(ds, dp, PartS::row(), PartS::col());
     __syncthreads(); // P and dS are stored
     multiply<T, BM>(dv, InShared<BM, BN, true, PartV::HEIGHT>(ps, PartV::row()),
         InShared<BM, HEAD_V, true, PartV::WIDTH>(present + Shared::DO, PartV::col()));

@@ -2,11 +2,14 @@
 // forward pass does. It computes S and dP again, which is the cost of determinism. Every warp owns complete rows,
 // so that no warp waits for another's dS.
 //
-// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, BN, and WARPS.
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, BN, WARPS, and SPLIT, the number of warps that share
+// rows: each computes their dS, and its part of dQ's columns.
 #include "flash_products.cuh"
 
 constexpr int THREADS = WARPS * 32;
-constexpr int HEIGHT = BM / WARPS; // rows of a warp
+constexpr int DOWN = WARPS / SPLIT;     // warps along the rows
+constexpr int HEIGHT = BM / DOWN;       // rows of a warp
+constexpr int WIDTH = HEAD_QK / SPLIT;  // its columns of dQ
 using QTile = Operand<BM, HEAD_QK>;
 using OTile = Operand<BM, HEAD_V>;
 using KTile = Operand<BN, HEAD_QK>;
@@ -14,11 +17,16 @@ using VTile = Operand<BN, HEAD_V>;
 using QueryWalk = Walk<BM, BN>;
 
 using Scores = Fragment<HEIGHT, BN, false, false>;
-using Sum = Fragment<HEIGHT, HEAD_QK, false, true>;
+using Sum = Fragment<HEIGHT, WIDTH, false, true>;
 constexpr int ROWS = Scores::ROWS;
 static_assert(ROWS == Sum::ROWS, "a lane has the same rows of both");
 
-__device__ __forceinline__ int first_row() { return threadIdx.x / 32 * HEIGHT + Scores::first_row(threadIdx.x % 32); }
+__device__ __forceinline__ int first_row() {
+  return threadIdx.x / 32 % DOWN * HEIGHT + Scores::first_row(threadIdx.x % 32);
+}
+
+// first_col returns the first column of dQ of this warp.
+__device__ __forceinline__ int first_col() { return SPLIT > 1 ? threadIdx.x / 32 / DOWN * WIDTH : 0; }
 
 // hide sets the scores of pairs that the current tile hides to -inf. Their dP does not matter.
 __device__ __forceinline__ void hide(Scores& s, Scores& dp, const QueryWalk& walk) {
@@ -65,7 +73,7 @@ __device__ __forceinline__ void add(const FlashParams& p, const Sum& x, const Qu
     }
 #pragma unroll
     for (int c = 0; c < Sum::COLS; c += 2) {
-      int col = Sum::col(c) + Sum::first_col(threadIdx.x % 32);
+      int col = first_col() + Sum::col(c) + Sum::first_col(threadIdx.x % 32);
       float* y = dq + i * p.dq.seq + col;
       if (col < p.dim) {
         y[0] += p.scale * x.at(r, c);
@@ -82,7 +90,7 @@ template <class T> __device__ __forceinline__ void queries(const FlashParams& p)
   const unsigned q = smem_address(shared), dout = q + QTile::BYTES, k = dout + OTile::BYTES, v = k + KTile::BYTES,
                  passed = v + VTile::BYTES;
   const int head = blockIdx.x, batch = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
-  const int own = (gridDim.z - 1 - blockIdx.z) * BM, warp = threadIdx.x / 32 * HEIGHT;
+  const int own = (gridDim.z - 1 - blockIdx.z) * BM, warp = threadIdx.x / 32 % DOWN * HEIGHT;
   const Stored *ks = head_of<Stored>(p.k, batch, kv_head), *vs = head_of<Stored>(p.v, batch, kv_head);
   const bool aligned = p.flags & ALIGNED;
 
@@ -123,7 +131,7 @@ template <class T> __device__ __forceinline__ void queries(const FlashParams& p)
     } else {
       differentiate<false>(s, dp, base, delta, p);
     }
-    multiply<T, BN>(dq, Left<T, HEIGHT, BN>(dp, passed), InShared<BN, HEAD_QK, true>(k, 0));
+    multiply<T, BN>(dq, Left<T, HEIGHT, BN>(dp, passed), InShared<BN, HEAD_QK, true>(k, first_col()));
     __syncthreads(); // K and V have been read
     more = walk.next();
     if (more) {

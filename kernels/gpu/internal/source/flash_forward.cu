@@ -3,18 +3,21 @@
 // registers; every warp owns complete rows. At the end, the kernel folds in earlier results, O and
 // LSE in global memory.
 //
-// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, BN, and WARPS.
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, BN, WARPS, and SPLIT, the number of warps that share
+// rows, because their registers do not hold O: each computes their scores, and its part of O's columns.
 #include "flash_products.cuh"
 
 constexpr int THREADS = WARPS * 32;
-constexpr int HEIGHT = BM / WARPS; // rows of a warp
+constexpr int DOWN = WARPS / SPLIT;            // warps along the rows
+constexpr int HEIGHT = BM / DOWN;              // rows of a warp
+constexpr int WIDTH = HEAD_V / SPLIT;          // its columns of O
 
 using QTile = Operand<BM, HEAD_QK>;
 using KTile = Operand<BN, HEAD_QK>;
 using VTile = Operand<BN, HEAD_V>;
 using QueryWalk = Walk<BM, BN>;
 using Scores = Fragment<HEIGHT, BN, false, false>;
-using Output = Fragment<HEIGHT, HEAD_V, false, true>;
+using Output = Fragment<HEIGHT, WIDTH, false, true>;
 constexpr int ROWS = Scores::ROWS;
 static_assert(ROWS == Output::ROWS, "a lane has the same rows of both");
 
@@ -29,8 +32,14 @@ struct State {
 __device__ __forceinline__ int first_row(int own) {
   unsigned thread = threadIdx.x;
   hide_value(thread); // saves a register in the main loop
-  return own + thread / 32 * HEIGHT + Scores::first_row(thread % 32);
+  return own + thread / 32 % DOWN * HEIGHT + Scores::first_row(thread % 32);
 }
+
+// first_col returns the first column of O of this warp.
+__device__ __forceinline__ int first_col() { return SPLIT > 1 ? threadIdx.x / 32 / DOWN * WIDTH : 0; }
+
+// rows_sync is a barrier of the lanes that share rows.
+__device__ __forceinline__ void rows_sync() { SPLIT > 1 ? __syncthreads() : __syncwarp(); }
 
 // mask hides the pairs that the current tile hides. The first key of s is walk.other.
 __device__ __forceinline__ void mask(Scores& s, const QueryWalk& walk) {
@@ -92,7 +101,7 @@ __device__ __forceinline__ void fold(const FlashParams& p, State& state, int own
     int i = row + Scores::row(r);
     float sum = same_row<Scores>(state.sum[r], [](float x, float y) { return x + y; });
     float before = i < p.seq_q ? lse[i * p.lse.seq] * LOG2E : 0;
-    __syncwarp(); // all lanes of the row have read LSE
+    rows_sync(); // all lanes of the row have read LSE
     if (i >= p.seq_q || sum == 0 && (before != -INF || !QueryWalk(p, own).sees(i))) {
       continue;
     }
@@ -102,7 +111,7 @@ __device__ __forceinline__ void fold(const FlashParams& p, State& state, int own
     float total = a + b * sum;
     a = quotient(a, total);
     b = quotient(b, total);
-    const int first = Output::first_col(threadIdx.x % 32);
+    const int first = first_col() + Output::first_col(threadIdx.x % 32);
     float* x = o + i * p.o.seq + first;
 #pragma unroll
     for (int c = 0; c < Output::COLS; c += 2) {
@@ -120,7 +129,7 @@ __device__ __forceinline__ void fold(const FlashParams& p, State& state, int own
         }
       }
     }
-    if (threadIdx.x % Output::LANES == 0) {
+    if (threadIdx.x % Output::LANES == 0 && first_col() == 0) {
       lse[i * p.lse.seq] = (top + log2_of(total)) * LN2;
     }
   }
@@ -137,7 +146,7 @@ template <class T> __device__ __forceinline__ void forward(const FlashParams& p)
   const unsigned q = smem_address(shared), k = q + QTile::BYTES, v = k + KTile::BYTES, passed = v + VTile::BYTES;
   const int head = blockIdx.x, batch = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
   const int own = (gridDim.z - 1 - blockIdx.z) * BM; // under a causal mask, the last ones have the most work
-  const int warp = threadIdx.x / 32 * HEIGHT;
+  const int warp = threadIdx.x / 32 % DOWN * HEIGHT;
   const bool aligned = p.flags & ALIGNED;
 
   QueryWalk walk(p, own);
@@ -178,7 +187,7 @@ template <class T> __device__ __forceinline__ void forward(const FlashParams& p)
       load<BN, HEAD_QK, THREADS>(k, hidden_head(p.k, kv_head), p.k.seq, walk.other, 0, walk.end, p.dim, aligned);
       copies_commit();
     }
-    multiply<T, BN>(state.o, probabilities, InShared<BN, HEAD_V, true>(v, 0));
+    multiply<T, BN>(state.o, probabilities, InShared<BN, HEAD_V, true>(v, first_col()));
   }
   fold(p, state, own);
 }

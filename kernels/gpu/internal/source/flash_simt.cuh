@@ -153,10 +153,10 @@ __device__ __forceinline__ void keep(unsigned smem, const F& x, int row, int col
 
 // Left is the operand A in the registers of an earlier product. A lane needs complete rows, which several lanes share.
 // So rows pass through shared memory, separately for each warp.
-template <class T, int HEIGHT, int WIDTH> struct Left : InShared<BM, WIDTH, false> {
+template <class T, int HEIGHT, int WIDTH> struct Left : InShared<SPLIT * BM, WIDTH, false> {
   __device__ __forceinline__ Left(const Fragment<HEIGHT, WIDTH, false, false>& c, unsigned smem)
-      : InShared<BM, WIDTH, false>(smem, threadIdx.x / 32 * HEIGHT) {
-    keep<T, BM, WIDTH>(smem, c, this->at, 0);
+      : InShared<SPLIT * BM, WIDTH, false>(smem, threadIdx.x / 32 * HEIGHT) {
+    keep<T, SPLIT * BM, WIDTH>(smem, c, this->at, 0);
     __syncwarp();
   }
 };

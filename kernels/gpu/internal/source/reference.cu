@@ -276,7 +276,7 @@ template <class T, class D> __device__ void bias_rows(const Params& p) {
   }
 }
 
-#define KERNEL extern "C" __global__ void __launch_bounds__(128, 3)
+#define KERNEL extern "C" __global__ void __launch_bounds__(128, SLOTS > 8 ? 1 : 3)
 
 #define FOR_T(name, T) \
   KERNEL reference_forward_##name(const __grid_constant__ Params p) { forward<T>(p); } \
