@@ -27,6 +27,32 @@ func BenchmarkFlashWide(b *testing.B) {
 	}
 }
 
+// BenchmarkFlash512 does the same for whole passes of head dim 512, with the heads of Gemma 4's global layers, and for
+// packed documents.
+func BenchmarkFlash512(b *testing.B) {
+	for _, heads := range [][2]int{{16, 2}, {32, 4}} {
+		for _, seq := range []int{8192, packTokens, 32768} {
+			x := newFlashBenchOf(b, tensor.BF16, seq, heads[0], heads[1], 512, 512)
+			name := "causal"
+			if seq == packTokens {
+				name = "documents"
+				x.tiles = packTiles(b)
+			}
+			of := fmt.Sprintf("%s/heads=%d,%d/seq=%d", name, heads[0], heads[1], seq)
+			b.Run("forward/"+of, func(b *testing.B) { x.time(b, 2, 2, x.whole(x.fast, false)) })
+			b.Run("both/"+of, func(b *testing.B) { x.time(b, 8, 6, x.whole(x.fast, true)) })
+		}
+	}
+}
+
+// packTiles returns the tiles of pack on one rank.
+func packTiles(b *testing.B) []partition.Tile {
+	mask, err := partition.NewMask(true, -1, packTokens, packTokens, pack)
+	check(b, err)
+	return partition.Plan(partition.Shape{SeqQ: packTokens, SeqKV: packTokens, Size: 1,
+		Layout: partition.Contiguous{}, Mask: mask}, 0, 0)
+}
+
 // BenchmarkFlashMargin does the same on a part of the SMs.
 func BenchmarkFlashMargin(b *testing.B) {
 	x := newFlashBench(b, tensor.BF16, 16384, 128, 128)
@@ -52,11 +78,8 @@ func BenchmarkFlashSections(b *testing.B) {
 
 // BenchmarkFlashDocuments does the same for packed documents with 64 query heads.
 func BenchmarkFlashDocuments(b *testing.B) {
-	x := newFlashBenchOf(b, tensor.BF16, packTokens, 64, 128, 128)
-	mask, err := partition.NewMask(true, -1, packTokens, packTokens, pack)
-	check(b, err)
-	x.tiles = partition.Plan(partition.Shape{SeqQ: packTokens, SeqKV: packTokens, Size: 1,
-		Layout: partition.Contiguous{}, Mask: mask}, 0, 0)
+	x := newFlashBenchOf(b, tensor.BF16, packTokens, 64, 8, 128, 128)
+	x.tiles = packTiles(b)
 	x.run(b, fmt.Sprintf("seq=%d", packTokens))
 }
 
@@ -96,10 +119,10 @@ type flashBench struct {
 
 func newFlashBench(b *testing.B, dtype tensor.DType, seq, dim, dimV int) *flashBench {
 	b.Helper()
-	return newFlashBenchOf(b, dtype, seq, 32, dim, dimV)
+	return newFlashBenchOf(b, dtype, seq, 32, 8, dim, dimV)
 }
 
-func newFlashBenchOf(b *testing.B, dtype tensor.DType, seq, qHeads, dim, dimV int) *flashBench {
+func newFlashBenchOf(b *testing.B, dtype tensor.DType, seq, qHeads, kvHeads, dim, dimV int) *flashBench {
 	b.Helper()
 	x := &flashBench{cudaRig: newCUDARig(b), p: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))}}
 	x.fast, x.ordered, x.small = x.newFlash(false), x.newFlash(true), x.newSmallFlash(false)
@@ -116,11 +139,12 @@ func newFlashBenchOf(b *testing.B, dtype tensor.DType, seq, qHeads, dim, dimV in
 		}
 		return v
 	}
-	x.q, x.k, x.v = random(qHeads, dim), random(8, dim), random(8, dimV)
+	x.q, x.k, x.v = random(qHeads, dim), random(kvHeads, dim), random(kvHeads, dimV)
 	x.do, x.o = random(qHeads, dimV), of(dtype, qHeads, dimV)
 	x.acc = attention.Partial{O: of(tensor.F32, qHeads, dimV), LSE: of(tensor.F32, qHeads, 1)}
 	x.delta = of(tensor.F32, qHeads, 1)
-	x.grads = attention.Grads{DQ: of(tensor.F32, qHeads, dim), DK: of(tensor.F32, 8, dim), DV: of(tensor.F32, 8, dimV)}
+	x.grads = attention.Grads{DQ: of(tensor.F32, qHeads, dim), DK: of(tensor.F32, kvHeads, dim),
+		DV: of(tensor.F32, kvHeads, dimV)}
 	x.tiles = []partition.Tile{wholeTile(seq, causal)}
 	return x
 }

@@ -149,7 +149,7 @@ func TestOpenGatesEndWaits(t *testing.T) {
 // inside of the kernel. They come from the host, which takes longer than from another GPU.
 func BenchmarkFlashGates(b *testing.B) {
 	g, rows := packShare(b, 2)
-	x := newFlashBenchOf(b, tensor.BF16, packTokens, 64, 128, 128)
+	x := newFlashBenchOf(b, tensor.BF16, packTokens, 64, 8, 128, 128)
 	mine, keys := span(0, rows), span(0, g.Rows)
 	q, o := seqRows(x.q, mine), seqRows(x.o, mine)
 	acc := attention.Partial{O: seqRows(x.acc.O, mine), LSE: seqRows(x.acc.LSE, mine)}

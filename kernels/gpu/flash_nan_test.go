@@ -27,13 +27,13 @@ import (
 func TestFlashKeepsNaN(t *testing.T) {
 	r := newCUDARig(t)
 	const seq, bad = 768, 300
-	all := r.flashVariants(t, [2]int{64, 64}, [2]int{128, 128}, [2]int{256, 256})
+	all := r.flashVariants(t, [2]int{64, 64}, [2]int{128, 128}, [2]int{256, 256}, [2]int{512, 512})
 	for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16, tensor.F32} {
 		for name, k := range map[string]attention.Kernel{
 			"flash": all.fast, "flash, deterministic": all.ordered, "before Hopper": all.older,
 			"before Hopper, deterministic": all.olderOrdered, "small shapes": all.small, "reference": r.newDeviceReference(),
 		} {
-			for _, dim := range []int{64, 128, 256} {
+			for _, dim := range []int{64, 128, 256, 512} {
 				t.Run(fmt.Sprintf("%s, %v, head dim %d", name, dtype, dim), func(t *testing.T) {
 					f := r.masked(seq, -1, [2]int{dim, dim})
 					key := f.K.Slice(tensor.Seq, bad, bad+1)

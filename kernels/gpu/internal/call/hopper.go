@@ -66,8 +66,9 @@ func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) 
 	capped := needsMore(&p.P)
 	keys := s.Keys(capped)
 	l.Program, l.Kernel = s.Forward(capped).Name, "hopper_forward_"+flashTypes[f.Q.DType()]
-	l.Threads, l.Shared, l.Blocks = 128*(s.Groups+1), s.ForwardShared(capped), blocks*heads
-	l.Maps = [3]Map{{f.Q, panel, s.Rows()}, {f.K, panel, keys}, {f.V, panel, keys}}
+	l.Threads, l.Shared, l.Blocks = s.Threads(), s.ForwardShared(capped), blocks*heads
+	k, v := s.ForwardBoxes(capped)
+	l.Maps = [3]Map{{f.Q, panel, s.Rows()}, {f.K, panel, k}, {f.V, panel, v}}
 	l.Lists.Order = longestFirst(stepsOf(own, blocks, s.Rows(), keys), true)
 	p.Blocks, p.AllHeads, p.HeadsBeside, p.Early = int32(blocks), int32(heads), int32(f.headsBeside()), int32(blocks)
 	reads := func(t source.FlashTile, lo, hi int) partition.Range {

@@ -88,6 +88,7 @@ func (f *hopperForward) Block(b attention.Block) error {
 		f.settle()
 		return f.hostForward.Block(b)
 	}
+	defer spoilBlock(b, f.q)()
 	sections := c.Sections(cmp.Or(f.k.keys, c.SectionKeys()))
 	for i := range sections {
 		c.Tiles = sections[i]
@@ -174,6 +175,20 @@ func (k hostHopper) Backward(dq, do, q View, s attention.Saved, p attention.Soft
 	return &hopperBackward{f.(*hostBackward), k}, nil
 }
 
+// spoilBlock does what spoil does, for K and V of a block, and for tensors of queries.
+func spoilBlock(b attention.Block, queries ...View) (restore func()) {
+	keys := func(t partition.Tile) partition.Range { return t.K }
+	undo := []func(){spoil(b.K, b.Tiles, keys), spoil(b.V, b.Tiles, keys)}
+	for _, v := range queries {
+		undo = append(undo, spoil(v, b.Tiles, func(t partition.Tile) partition.Range { return t.Q }))
+	}
+	return func() {
+		for _, f := range undo {
+			f()
+		}
+	}
+}
+
 // spoil makes rows in no tile NaN, which must not affect any result. The returned function undoes it.
 func spoil(v View, tiles []partition.Tile, of func(partition.Tile) partition.Range) (restore func()) {
 	return spoilRows(v, func(row int) bool {
@@ -219,7 +234,7 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	c := f.call(b)
 	c.Gates = gates
 	s, ok := f.k.shapeOf(&c)
-	if !ok || !c.TakesHopper() || f.k.deterministic && !c.HasOrder(s) {
+	if !ok || s.KeyGroups == 0 || !c.TakesHopper() || f.k.deterministic && !c.HasOrder(s) {
 		arrived()
 		return f.hostBackward.Block(b)
 	}
@@ -253,12 +268,7 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	if err != nil {
 		return err
 	}
-	keys, queries := func(t partition.Tile) partition.Range { return t.K },
-		func(t partition.Tile) partition.Range { return t.Q }
-	defer spoil(b.K, b.Tiles, keys)()
-	defer spoil(b.V, b.Tiles, keys)()
-	defer spoil(f.q, b.Tiles, queries)()
-	defer spoil(f.do, b.Tiles, queries)()
+	defer spoilBlock(b.Block, f.q, f.do)()
 	return f.k.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, argumentsOf(p))
 }
 
@@ -346,6 +356,12 @@ func TestHopperShapesOnHost(t *testing.T) {
 				}
 			})
 		}
+		if s.KeyGroups == 0 {
+			if !h.ran[s.Forward(false).Name] || !h.ran[s.Forward(true).Name] {
+				t.Errorf("the forward pass of head dim %d has not run", s.QK)
+			}
+			continue
+		}
 		backward := []source.Program{s.Backward(false, false), s.Backward(true, false)}
 		ordered := []source.Program{s.Backward(false, true), s.Backward(true, true)}
 		some := [][]source.Program{{s.Forward(false), s.Forward(true)}, backward, ordered}
@@ -379,7 +395,11 @@ func TestHopperVariantsOnHost(t *testing.T) {
 			for _, seed := range seeds {
 				attentiontest.Check(t, rig, denseCase(seed, s.QK, s.V), tensor.BF16)
 			}
-			for _, p := range []source.Program{s.Forward(false), s.Backward(false, deterministic)} {
+			ran := []source.Program{s.Forward(false)}
+			if s.KeyGroups > 0 {
+				ran = append(ran, s.Backward(false, deterministic))
+			}
+			for _, p := range ran {
 				if !h.ran[p.Name] {
 					t.Errorf("%s has not run", p.Name)
 				}

@@ -9,8 +9,10 @@ type HopperShape struct {
 	// Forward pass: blocks of Groups times 64 queries take Step keys at once, or CappedStep if scores need more than a
 	// factor.
 	Groups, Step, CappedStep int
-	// Backward pass: blocks of KeyGroups times 64 keys take Queries or CappedQueries queries at once, in Stages
-	// buffers.
+	// Wide gives warpgroups of the forward pass roles: one computes probabilities, two hold half of O's columns each.
+	Wide bool
+	// Backward pass, if KeyGroups is not 0: blocks of KeyGroups times 64 keys take Queries or CappedQueries queries at
+	// once, in Stages buffers.
 	KeyGroups, Queries, CappedQueries, Stages int
 	// Split makes the warpgroups of the backward pass share 64 keys: each computes the scores of its part of the
 	// queries, and owns its part of the columns of dK and dV.
@@ -32,6 +34,7 @@ var HopperShapes = []HopperShape{
 	{QK: 192, V: 128, Groups: 2, Step: 128, CappedStep: 128, KeyGroups: 2, Queries: 48, CappedQueries: 48, Stages: 2},
 	{QK: 256, V: 256, Groups: 2, Step: 80, CappedStep: 80, KeyGroups: 2, Queries: 64, CappedQueries: 64, Stages: 2,
 		Split: true},
+	{QK: 512, V: 512, Groups: 1, Step: 128, CappedStep: 128, Wide: true},
 }
 
 // hopperArchs lists the architectures with wgmma.
@@ -50,9 +53,33 @@ func HopperShapeFor(qk, v int) (s HopperShape, ok bool) {
 // Rows returns the number of queries in a block of the forward pass.
 func (s HopperShape) Rows() int { return 64 * s.Groups }
 
+// Threads returns the number of threads in a block of the forward pass.
+func (s HopperShape) Threads() int { return 128 * (s.consumers() + 1) }
+
+// consumers returns the number of warpgroups in a block of the forward pass that load nothing.
+func (s HopperShape) consumers() int {
+	if s.Wide {
+		return 3
+	}
+	return s.Groups
+}
+
+// ForwardBoxes returns the rows of the TMA boxes of K and of V.
+func (s HopperShape) ForwardBoxes(capped bool) (k, v int) {
+	k = s.Keys(capped)
+	if s.Wide {
+		return k, 32
+	}
+	return k, k
+}
+
 // hopperRegisters holds the registers of a producer and of a consumer thread, for each number of consumer warpgroups. A
 // block has at most the 65536 registers of an SM, and at most its registers at launch.
 var hopperRegisters = map[int][2]int{2: {40, 232}, 3: {32, 160}}
+
+// wideRegisters holds those of a producer and of a thread with a part of O in a wide pass. The other warpgroup gets the
+// remainder.
+var wideRegisters = [2]int{40, 176}
 
 // option returns the part of a program's name for an option, and its constant.
 func option(has bool, name, constant string) (string, define) {
@@ -88,16 +115,22 @@ func (s HopperShape) Keys(capped bool) int {
 
 // Forward returns the program of the forward pass.
 func (s HopperShape) Forward(capped bool) Program {
-	registers, keys := hopperRegisters[s.Groups], s.Keys(capped)
+	registers, keys := hopperRegisters[s.consumers()], s.Keys(capped)
 	name, constants := s.options(capped)
+	file, entries := "hopper_forward.cu", []Entry(nil)
+	if s.Wide {
+		registers = wideRegisters
+		file, constants = "hopper_wide.cu", append(constants, define{"HEAD", s.V})
+		entries = spilling("hopper_forward_", 16, "addresses, once a block of queries")
+	} else {
+		constants = append(constants, define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.Groups},
+			define{"STAGES", s.ahead()})
+	}
 	return Program{
-		Name: fmt.Sprintf("hopper_forward%s_%d_%d_%dx%d", name, s.QK, s.V, s.Rows(), keys), File: "hopper_forward.cu",
-		Archs: hopperArchs,
-		Defines: defines(append(constants,
-			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.Groups}, define{"BN", keys},
-			define{"STAGES", s.ahead()},
-			define{"PRODUCER_REGISTERS", registers[0]}, define{"CONSUMER_REGISTERS", registers[1]},
-		)...),
+		Name: fmt.Sprintf("hopper_forward%s_%d_%d_%dx%d", name, s.QK, s.V, s.Rows(), keys), File: file,
+		Archs: hopperArchs, Entries: entries,
+		Defines: defines(append(constants, define{"BN", keys},
+			define{"PRODUCER_REGISTERS", registers[0]}, define{"CONSUMER_REGISTERS", registers[1]})...),
 	}
 }
 
@@ -117,12 +150,10 @@ func (s HopperShape) OwnKeys() int {
 	return 64 * s.KeyGroups
 }
 
-// fetching lists the kernels whose producer threads have 24 registers, which is too few for some of them.
-func fetching(local int) (list []Entry) {
+// spilling lists the kernels of both types, which may use that much local memory.
+func spilling(kernel string, local int, why string) (list []Entry) {
 	for _, name := range []string{"bf16", "fp16"} {
-		list = append(list, Entry{Name: "hopper_backward_" + name, Local: local,
-			Why: "warps that load, or bring LSE and delta, ahead of their step lack two to four registers, " +
-				"once a step"})
+		list = append(list, Entry{Name: kernel + name, Local: local, Why: why})
 	}
 	return list
 }
@@ -133,12 +164,14 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 	name, constants := s.options(capped)
 	turn, order := option(ordered, "ordered", "ORDERED")
 	_, split := option(s.Split, "", "SPLIT")
+	// A producer has 24 registers.
+	const why = "warps that load, or bring LSE and delta, ahead of their step lack two to four registers, once a step"
 	var entries []Entry
 	switch {
 	case s.QK == 128 && !capped && (ordered || s.SharedP), s.QK == 192: // SharedP: for tests only
-		entries = fetching(24)
+		entries = spilling("hopper_backward_", 24, why)
 	case s.QK == 128 && !capped:
-		entries = fetching(16)
+		entries = spilling("hopper_backward_", 16, why)
 	}
 	return Program{
 		Entries: entries,
@@ -183,10 +216,14 @@ func (s HopperShape) BackwardShared(capped bool) int {
 func panels(rows, columns int) int { return 2 * rows * ((columns + 63) / 64 * 64) }
 
 // ForwardShared returns the shared memory of a block of the forward pass, in bytes: Q, two blocks of K and of V, and
-// synchronisation.
+// synchronisation. With Wide, it has Q, four pieces of K and of V, two buffers of probabilities, and the softmax and
+// steps of these.
 func (s HopperShape) ForwardShared(capped bool) int {
 	const words = 256
 	keys := s.Keys(capped)
+	if s.Wide {
+		return panels(s.Rows(), s.QK+2*keys) + 4*(panels(keys, 64)+panels(32, s.V/2)) + 2*(32+3*4*s.Rows()) + words
+	}
 	bytes := panels(s.Rows(), s.QK) + s.ahead()*(panels(keys, s.QK)+panels(keys, s.V)) + words
 	if s.SharedP {
 		bytes += panels(s.Rows(), keys)
@@ -200,12 +237,18 @@ var hopper = hopperPrograms()
 func hopperPrograms() (list []Program) {
 	for _, s := range HopperShapes {
 		list = append(list, s.Forward(false), s.Forward(true))
+		if s.KeyGroups == 0 {
+			continue
+		}
 		list = append(list, s.Backward(false, false), s.Backward(true, false), s.Backward(false, true),
 			s.Backward(true, true))
 	}
 	list = append(list, HopperSharedP.Forward(false), HopperSharedP.Backward(false, true))
 	for _, s := range HopperEveryLane {
-		list = append(list, s.Forward(false), s.Backward(false, false), s.Backward(false, true))
+		list = append(list, s.Forward(false))
+		if s.KeyGroups > 0 {
+			list = append(list, s.Backward(false, false), s.Backward(false, true))
+		}
 	}
 	return list
 }
@@ -213,10 +256,12 @@ func hopperPrograms() (list []Program) {
 // HopperSharedP is the shape of head dim 128 with probabilities in shared memory.
 var HopperSharedP = hopperTest(128, func(s *HopperShape) { s.SharedP = true })
 
-// HopperEveryLane lists shapes whose warps arrive with every lane: with two buffers of dO, and with one.
+// HopperEveryLane lists shapes whose warps arrive with every lane: with two buffers of dO, with one, and with roles in
+// the forward pass.
 var HopperEveryLane = []HopperShape{
 	hopperTest(128, func(s *HopperShape) { s.EveryLane = true }),
 	hopperTest(256, func(s *HopperShape) { s.EveryLane = true }),
+	hopperTest(512, func(s *HopperShape) { s.EveryLane = true }),
 }
 
 // hopperTest returns the shape of a head dim, changed for tests.
