@@ -74,7 +74,7 @@ func (k hostHopper) arrive(keys, values View) (gates []attention.Gate, arrived f
 // TestGatesOnHost runs kernels that begin before their keys have arrived.
 func TestGatesOnHost(t *testing.T) {
 	h := newHost(t)
-	for _, dim := range []int{64, 128, 256} {
+	for _, dim := range []int{64, 128, 256, 512} {
 		for _, deterministic := range []bool{false, true} {
 			if testing.Short() && deterministic != (dim == 128) {
 				continue
