@@ -121,7 +121,7 @@ func (s HopperShape) Forward(capped bool) Program {
 	if s.Wide {
 		registers = wideRegisters
 		file, constants = "hopper_wide.cu", append(constants, define{"HEAD", s.V})
-		entries = spilling("hopper_forward_", 16, "addresses, once a block of queries")
+		entries = spilling("hopper_forward_", 24, "addresses, once a block of queries")
 	} else {
 		constants = append(constants, define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.Groups},
 			define{"STAGES", s.ahead()})

@@ -253,9 +253,8 @@ __device__ __forceinline__ void load_old(float2 (&old)[N], const float* row, int
 }
 
 // fold merges the settled state with O and LSE, and stores them. The old state counts as one more key, with its LSE as
-// the score and its O as the value. A row that sees no key gets 0, though its O may be NaN, 0 times a NaN in V. A
-// thread loads the old O of several columns before it stores one, since each load after a store would wait for memory
-// alone. first is the first column of O.
+// the score and its O as the value. A thread loads the old O of several columns before it stores one, since each load
+// after a store would wait for memory alone. first is the first column of O.
 template <class T>
 __device__ __forceinline__ void fold(
     const HopperForward& x, State& state, const Work& work, const Lane& lane, int first = 0) {
@@ -263,6 +262,12 @@ __device__ __forceinline__ void fold(
   const int dim = p.dim_v - first;
   float *o = head_of<float>(p.o, work.batch, work.head), *lse = head_of<float>(p.lse, work.batch, work.head);
   Stored* out = head_of<Stored>(x.out, work.batch, work.head);
+  if (state.sum[0] == 0 || state.sum[1] == 0) { // a row that sees no key: 0 times a NaN in V is NaN
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+      state.o[i] = state.sum[i / 2 % 2] == 0 ? 0 : state.o[i];
+    }
+  }
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const float sum = state.sum[r];
@@ -286,7 +291,7 @@ __device__ __forceinline__ void fold(
       if (c > 0 && c % LOADED == 0) {
         load_old(old, row, c, lane.col, dim, reads);
       }
-      y = any ? b * y : 0, z = any ? b * z : 0;
+      y *= b, z *= b;
       if (reads) {
         y += a * old[c % LOADED].x, z += a * old[c % LOADED].y;
       }
