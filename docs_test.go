@@ -78,23 +78,14 @@ func TestLinksOfTheDocsLead(t *testing.T) {
 	}
 }
 
-// The README stays short, and shows the code of the library's example as it is tested.
+// The README stays short.
 func TestReadme(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lines, words := strings.Count(string(text), "\n"), len(strings.Fields(string(text))); lines > 150 || words > 1100 {
-		t.Errorf("README.md has %d lines and %d words, more than 150 and 1,100", lines, words)
-	}
-	src, err := os.ReadFile("examples/library/main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, code, _ := strings.Cut(string(src), "\nfunc attend(")
-	code, _, ok := strings.Cut(code, "\n}\n")
-	if !ok || !strings.Contains(string(text), "```go\nfunc attend("+code+"\n}\n```") {
-		t.Error("README.md does not show attend of examples/library/main.go; copy it there")
+	if lines, words := strings.Count(string(text), "\n"), len(strings.Fields(string(text))); lines > 140 || words > 1100 {
+		t.Errorf("README.md has %d lines and %d words, more than 140 and 1,100", lines, words)
 	}
 }
 
