@@ -8,6 +8,7 @@ export CGO_ENABLED ?= 0
 
 # Additional build tags, as in TAGS=netgo.
 TAGS ?=
+STAMP = -buildvcs=false -ldflags "-X main.version=$$(scripts/version)"
 
 .PHONY: all help build run test test-full test-portable vet-darwin mutate test-ring test-crash test-nfs test-hostile test-verify test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
 
@@ -21,7 +22,7 @@ help: ## list the targets
 test test-full test-portable vet-darwin mutate examples race fuzz staticcheck asm cuda vet-cuda test-kernels: export GOGC ?= 400
 
 build: ## build bin/cprun for CPUs
-	$(GO) build -o bin/cprun ./cmd/cprun
+	$(GO) build $(STAMP) -o bin/cprun ./cmd/cprun
 
 # Trains the example, then prints the model's text after the prompt.
 PROMPT ?= The Light
@@ -177,7 +178,7 @@ bench: ## run the benchmarks, and compare with PyTorch if PYTHON has it
 CUDA = eval "$$(scripts/cuda-env)" &&
 
 cuda: ## build bin/cprun for GPUs
-	$(CUDA) $(GO) build -tags cuda,$(TAGS) -o bin/cprun ./cmd/cprun
+	$(CUDA) $(GO) build $(STAMP) -tags cuda,$(TAGS) -o bin/cprun ./cmd/cprun
 
 # Runs the tests with the tag cuda that need no GPU. They run the flash kernels as C++ on the CPU, compile every kernel for
 # every architecture, check registers and spills, and load fake drivers. SHORT=-short, as in CI, compiles each program for

@@ -186,8 +186,8 @@ func TestStandardOutputThatFails(t *testing.T) {
 func TestVersionAndDoctor(t *testing.T) {
 	t.Parallel()
 	for _, arg := range []string{"version", "--version"} {
-		if out, _ := must(t, arg); !strings.HasPrefix(out, "cprun ") {
-			t.Errorf("%s: %q", arg, out)
+		if out, _ := must(t, arg); !strings.HasPrefix(out, "cprun ") || !strings.Contains(out, " dev") {
+			t.Errorf("%s: %q, want dev, as make has not built the test", arg, out)
 		}
 	}
 	env := []string{"TMPDIR=/nowhere/at all", "XDG_CACHE_HOME=" + strings.Repeat("long/", 100)}

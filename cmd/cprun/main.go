@@ -26,7 +26,7 @@ const exitUsage = 2
 // exitPipe is the shell's status of a program that SIGPIPE has ended.
 const exitPipe = 128 + int(syscall.SIGPIPE)
 
-// version comes from the release build; "": ask the Go build info.
+// version comes from scripts/version by way of make; "" after a plain go build or go install.
 var version = ""
 
 var (
@@ -110,23 +110,10 @@ func versionString() string {
 	if version != "" {
 		return version
 	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	revision, modified := "", ""
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = s.Value[:min(12, len(s.Value))]
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = "+changes"
-		}
-	}
-	if revision == "" {
+	if info, ok := debug.ReadBuildInfo(); ok && strings.HasPrefix(info.Main.Version, "v") {
 		return info.Main.Version
 	}
-	return revision + modified
+	return "dev"
 }
 
 func versionCommand() *cobra.Command {
