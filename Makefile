@@ -213,12 +213,12 @@ install: ## install bin/cprun under PREFIX
 	install -D -m 755 bin/cprun "$(DESTDIR)$(PREFIX)/bin/cprun"
 	scripts/stage bin/cprun "$(DESTDIR)$(PREFIX)/share/doc/cprun"
 
-# Makes one reproducible archive of the CUDA build, which also runs without GPUs.
-dist: ## make the release archive
+# Makes a reproducible archive of the CUDA build, which also runs without GPUs, and a wheel of each build.
+dist: ## make the release archive and the wheels
 	scripts/dist dist
 
 # Packs here and in a copy elsewhere, and compares the bytes. Takes minutes.
-check-dist: ## check that the archive is reproducible
+check-dist: ## check that archive and wheels are reproducible
 	scripts/check-dist
 
 clean: ## remove bin and dist
