@@ -85,17 +85,10 @@ func (f *Flash) programs(t tensor.DType, dim, dimV int) ([]string, error) {
 		return nil, err
 	}
 	// Tensors that TMA cannot copy are rare, so their first use loads their programs.
-	var onHopper []string
 	if s, ok := source.HopperShapeFor(dim, dimV); ok && f.hopper != nil && t != tensor.F32 {
-		onHopper = []string{s.Forward(false).Name}
-		if s.KeyGroups > 0 {
-			return append(onHopper, s.Backward(false, f.deterministic).Name), nil
-		}
+		return []string{s.Backward(false, f.deterministic).Name, s.Forward(false).Name}, nil
 	}
-	names := append(onHopper, backward.Backward().Name)
-	if onHopper == nil {
-		names = append(names, forward.Forward().Name)
-	}
+	names := []string{backward.Backward().Name, forward.Forward().Name}
 	if f.deterministic {
 		names = append(names, backward.DQ().Name)
 	}
@@ -366,7 +359,7 @@ func (f *Flash) uploadLists(l call.HopperLists, tiles, order, needs, gates *uint
 // backwardOnHopper returns the launch of a block of a backward pass, and whether the kernels for Hopper can compute it.
 func (f *Flash) backwardOnHopper(c *call.Flash, fresh partition.Range) (l call.HopperBackward, ok bool) {
 	shape, ok := f.hopperShape(c)
-	if !ok || shape.KeyGroups == 0 || f.deterministic && !c.HasOrder(shape) {
+	if !ok || f.deterministic && !c.HasOrder(shape) {
 		return l, false
 	}
 	launch := c.HopperBackward

@@ -142,17 +142,24 @@ type SMs struct {
 	All, Taken int // of the GPU, and those that a kernel takes
 }
 
-// share limits the grid of a kernel that does not take all SMs. It gets one block for each SM that it takes, at least
-// one for each batch element, and a block takes several pieces of work.
-func (l *HopperBackward) share(sms SMs) {
-	if n := max(1, sms.Taken/l.Grid[2]); sms.Taken < sms.All && n < l.Grid[0] {
-		l.Grid[0], l.Next = n, l.Grid[2]
+// clusters returns the same numbers of clusters of blocks of the backward pass.
+func (n SMs) clusters(s source.HopperShape) SMs {
+	return SMs{n.All / s.Blocks(), max(1, n.Taken/s.Blocks())}
+}
+
+// share sets the grid to count pieces of work, for clusters of blocks. If the kernel does not take all SMs, the grid
+// has as many clusters as fit those, at least one for each batch element. A cluster then takes several pieces.
+func (l *HopperBackward) share(s source.HopperShape, count int, clusters SMs) {
+	if n := max(1, clusters.Taken/l.Grid[2]); clusters.Taken < clusters.All && n < count {
+		count, l.Next = n, l.Grid[2]
 	}
+	l.Grid[0] = count * s.Blocks()
 }
 
 // HopperBackward returns the launch of a block of a backward pass. The gradients of fresh keys are not initialised.
 func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Range) HopperBackward {
 	l, steps := f.hopperBackward(s, false, fresh)
+	sms = sms.clusters(s)
 	blocks, heads, p := working(steps), f.K.Len(tensor.Heads), &l.Params
 	if blocks == 0 {
 		return l
@@ -172,8 +179,7 @@ func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Ra
 		p.Together = int32(shortLast(steps, heads, sms.Taken, most))
 	}
 	p.Blocks = int32(blocks)
-	l.Grid[0] = blocks * heads
-	l.share(sms)
+	l.share(s, blocks*heads, sms)
 	return l
 }
 

@@ -16,15 +16,15 @@ func (f *Flash) HopperOrdered(s source.HopperShape, sms SMs, fresh partition.Ran
 	if working(steps) == 0 {
 		return l
 	}
+	sms = sms.clusters(s)
 	o := f.orderOf(s, sms.Taken)
-	l.Grid[0] = o.blocks * f.K.Len(tensor.Heads)
-	l.Progress = o.blocks * f.Q.Len(tensor.Heads) * l.Grid[2] * s.KeyGroups
+	l.Progress = o.blocks * f.Q.Len(tensor.Heads) * l.Grid[2] * s.KeyGroups * s.Blocks()
 	p := &l.Params
 	p.Start, p.Blocks, p.Fold, p.Beside = int32(o.start), int32(o.blocks), int32(o.fold), int32(o.beside)
 	if banded(ownTiles(f.Tiles, true), s.OwnKeys(), o.start, o.blocks) {
 		p.Banded = 1
 	}
-	l.share(sms)
+	l.share(s, o.blocks*f.K.Len(tensor.Heads), sms)
 	l.Next = l.Grid[2]
 	p.Polls = turnPolls
 	if f.Gates != nil {

@@ -11,12 +11,15 @@ type HopperShape struct {
 	Groups, Step, CappedStep int
 	// Wide gives warpgroups of the forward pass roles: one computes probabilities, two hold half of O's columns each.
 	Wide bool
-	// Backward pass, if KeyGroups is not 0: blocks of KeyGroups times 64 keys take Queries or CappedQueries queries at
-	// once, in Stages buffers.
+	// Backward pass: blocks of KeyGroups times 64 keys take Queries or CappedQueries queries at once, in Stages
+	// buffers.
 	KeyGroups, Queries, CappedQueries, Stages int
 	// Split makes the warpgroups of the backward pass share 64 keys: each computes the scores of its part of the
 	// queries, and owns its part of the columns of dK and dV.
 	Split bool
+	// Cluster is the number of blocks of the backward pass that compute a block of keys, each a part of the head dim; 0
+	// is 1. Together with Split only.
+	Cluster int
 	// SharedP makes products read probabilities from shared memory, not from registers. It is slower and for tests: the
 	// bits differ only if the compiler assigned wrong registers.
 	SharedP bool
@@ -34,7 +37,8 @@ var HopperShapes = []HopperShape{
 	{QK: 192, V: 128, Groups: 2, Step: 128, CappedStep: 128, KeyGroups: 2, Queries: 48, CappedQueries: 48, Stages: 2},
 	{QK: 256, V: 256, Groups: 2, Step: 80, CappedStep: 80, KeyGroups: 2, Queries: 64, CappedQueries: 64, Stages: 2,
 		Split: true},
-	{QK: 512, V: 512, Groups: 1, Step: 128, CappedStep: 128, Wide: true},
+	{QK: 512, V: 512, Groups: 1, Step: 128, CappedStep: 128, Wide: true, KeyGroups: 2, Queries: 64, CappedQueries: 64,
+		Stages: 2, Split: true, Cluster: 2},
 }
 
 // hopperArchs lists the architectures with wgmma.
@@ -150,6 +154,9 @@ func (s HopperShape) OwnKeys() int {
 	return 64 * s.KeyGroups
 }
 
+// Blocks returns the number of blocks of a cluster of the backward pass.
+func (s HopperShape) Blocks() int { return max(1, s.Cluster) }
+
 // spilling lists the kernels of both types, which may use that much local memory.
 func spilling(kernel string, local int, why string) (list []Entry) {
 	for _, name := range []string{"bf16", "fp16"} {
@@ -178,8 +185,8 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 		Name: fmt.Sprintf("hopper_backward%s%s_%d_%d_%dx%dx%d", turn, name, s.QK, s.V, queries, s.OwnKeys(),
 			s.Stages), File: "hopper_backward.cu", Archs: hopperArchs,
 		Defines: defines(append(constants,
-			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.KeyGroups}, define{"BM", queries},
-			define{"STAGES", s.Stages}, order, split,
+			define{"HEAD_QK", s.QK / s.Blocks()}, define{"HEAD_V", s.V / s.Blocks()}, define{"GROUPS", s.KeyGroups},
+			define{"BM", queries}, define{"STAGES", s.Stages}, define{"CLUSTER", s.Blocks()}, order, split,
 		)...),
 	}
 }
@@ -187,7 +194,7 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 // BackwardBoxes returns the rows of the TMA boxes of Q and dO, and of dQ. A warpgroup's part of dQ has dqPanels panels
 // of 64 columns.
 func (s HopperShape) BackwardBoxes(capped bool) (queries, dqRows, dqPanels int) {
-	queries, panels := s.queries(capped), (s.QK+63)/64
+	queries, panels := s.queries(capped), (s.QK/s.Blocks()+63)/64
 	if panels%s.KeyGroups == 0 {
 		return queries, queries, panels / s.KeyGroups
 	}
@@ -196,14 +203,18 @@ func (s HopperShape) BackwardBoxes(capped bool) (queries, dqRows, dqPanels int) 
 
 // BackwardShared returns the shared memory of a block of the backward pass, in bytes: K, V, two buffers of dS, dQ, the
 // stages of Q, dO, LSE and delta, and synchronisation. With Split, it has one buffer of dO, of P and of dS, and a panel
-// of dQ for each warpgroup.
+// of dQ for each warpgroup. In a cluster it has a part of the head dim, and scores of the other block.
 func (s HopperShape) BackwardShared(capped bool) int {
 	queries, dqRows, dqPanels := s.BackwardBoxes(capped)
+	qk, v := s.QK/s.Blocks(), s.V/s.Blocks()
 	const step, turn, barrier = 32, 32, 8
-	keys := panels(s.OwnKeys(), s.QK) + panels(s.OwnKeys(), s.V) + 4*s.OwnKeys()
-	stage, douts, scores := panels(queries, s.QK)+step+2*4*queries+2*barrier, s.Stages*panels(queries, s.V), 2
+	keys := panels(s.OwnKeys(), qk) + panels(s.OwnKeys(), v) + 4*s.OwnKeys()
+	stage, douts, scores := panels(queries, qk)+step+2*4*queries+2*barrier, s.Stages*panels(queries, v), 2
 	if s.Split {
-		douts, scores, dqPanels = panels(queries, s.V)+2*barrier, 2, 1
+		douts, scores, dqPanels = panels(queries, v)+2*barrier, 2, 1
+	}
+	if s.Cluster > 1 {
+		keys += 4*queries*s.OwnKeys() + 4*barrier*s.KeyGroups
 	}
 	if s.SharedP {
 		scores++
@@ -237,18 +248,12 @@ var hopper = hopperPrograms()
 func hopperPrograms() (list []Program) {
 	for _, s := range HopperShapes {
 		list = append(list, s.Forward(false), s.Forward(true))
-		if s.KeyGroups == 0 {
-			continue
-		}
 		list = append(list, s.Backward(false, false), s.Backward(true, false), s.Backward(false, true),
 			s.Backward(true, true))
 	}
 	list = append(list, HopperSharedP.Forward(false), HopperSharedP.Backward(false, true))
 	for _, s := range HopperEveryLane {
-		list = append(list, s.Forward(false))
-		if s.KeyGroups > 0 {
-			list = append(list, s.Backward(false, false), s.Backward(false, true))
-		}
+		list = append(list, s.Forward(false), s.Backward(false, false), s.Backward(false, true))
 	}
 	return list
 }
@@ -256,8 +261,8 @@ func hopperPrograms() (list []Program) {
 // HopperSharedP is the shape of head dim 128 with probabilities in shared memory.
 var HopperSharedP = hopperTest(128, func(s *HopperShape) { s.SharedP = true })
 
-// HopperEveryLane lists shapes whose warps arrive with every lane: with two buffers of dO, with one, and with roles in
-// the forward pass.
+// HopperEveryLane lists shapes whose warps arrive with every lane: with two buffers of dO, with one, and in clusters,
+// with roles in the forward pass.
 var HopperEveryLane = []HopperShape{
 	hopperTest(128, func(s *HopperShape) { s.EveryLane = true }),
 	hopperTest(256, func(s *HopperShape) { s.EveryLane = true }),

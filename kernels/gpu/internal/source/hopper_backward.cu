@@ -19,10 +19,13 @@
 // and dS of all warpgroups from shared memory. Stages are then large, so there is one buffer of dO, reloaded after
 // dV has used it, and dQ' is written in panels.
 //
-// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, SPLIT, ORDERED, and CAP. CAP is 1 if
-// scores take more than a factor above 0 (CAPPED or SCALED), which needs more registers and a smaller BM.
-// SHARED_P and EVERY_LANE are as in hopper_forward.cu, for P and dS.
-#include "hopper_backward.cuh"
+// With CLUSTER, two blocks share 64 keys, and each has half of the head dim of all tensors. Its S and dP are sums over
+// that half, which the blocks send to each other. Everything else is as without.
+//
+// Compiled with HEAD_QK and HEAD_V, a block's head dims rounded up, BM, STAGES, GROUPS, SPLIT, CLUSTER, ORDERED, and
+// CAP. CAP is 1 if scores take more than a factor above 0 (CAPPED or SCALED), which needs more registers and a smaller
+// BM. SHARED_P and EVERY_LANE are as in hopper_forward.cu, for P and dS.
+#include "hopper_backward_scores.cuh"
 
 // cover finds the keys that are in some tile, and zeroes the others in shared memory. They may be NaN,
 // and 0 times NaN is NaN.
@@ -61,139 +64,15 @@ __device__ __forceinline__ void blank(unsigned queries, unsigned douts, int from
   some_sync(ALL_CONSUMERS, CONSUMERS);
 }
 
-// hide sets scores of hidden pairs to -inf. key is the first key of the scores, counted in the block of keys, and from
-// their first query, counted in the block of queries.
-__device__ __forceinline__ void hide(float (&s)[SCORES / 2], unsigned stats, int key, int from) {
-  Step now;
-  now.load(stats);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const int j = key + first_row() + 8 * r, i = now.row + from + first_col();
-    const bool any = now.own_lo <= j && j < now.own_hi;
-    const int lo = j + now.lo - i, hi = any ? min(now.end, j + now.hi + 1) - i : -1; // the visible columns
-#pragma unroll
-    for (int n = 0; n < SCORES / 8; n++) {
-#pragma unroll
-      for (int c = 0; c < 2; c++) {
-        float& x = s[4 * n + 2 * r + c];
-        x = 8 * n + c >= lo && 8 * n + c < hi ? x : -INF;
-      }
-    }
-  }
-}
-
-// for_queries sets each query's column to its number in shared memory.
-__device__ __forceinline__ void for_queries(float (&x)[SCORES / 2], unsigned at) {
-#pragma unroll
-  for (int n = 0; n < SCORES / 8; n++) {
-    load_shared_pair(at + 4 * (8 * n + first_col()), x[4 * n], x[4 * n + 1]);
-    x[4 * n + 2] = x[4 * n], x[4 * n + 3] = x[4 * n + 1];
-  }
-}
-
-// exponentiate turns products S into probabilities.
-__device__ __forceinline__ void exponentiate(float (&s)[SCORES / 2], const float (&lse)[SCORES / 8][2], float unit) {
-#pragma unroll
-  for (int n = 0; n < SCORES / 8; n++) {
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-      float& x = s[4 * n + c];
-      x = exp2_fast(FROM_LSE ? x * unit : x * unit - lse[n][c % 2]);
-    }
-  }
-}
-
-// differentiate turns dP - delta into dS, given probabilities, except for its factor scale.
-__device__ __forceinline__ void differentiate(const float (&s)[SCORES / 2], float (&dp)[SCORES / 2]) {
-#pragma unroll
-  for (int i = 0; i < SCORES / 2; i++) {
-    dp[i] *= s[i];
-  }
-}
-
-// transform computes scores from products if that takes more than a factor.
-__device__ __forceinline__ void transform(float (&s)[SCORES / 2], const FlashParams& p) {
-  if (p.flags & CAPPED) {
-    const float unit = 2 * LOG2E * p.inner;
-#pragma unroll
-    for (int i = 0; i < SCORES / 2; i++) {
-      s[i] = p.outer - p.outer * __fdividef(2, 1 + exp2_fast(unit * s[i])); // tanh.approx has only 11 bits
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < SCORES / 2; i++) {
-    s[i] *= p.inner;
-  }
-}
-
-// differentiate_capped does the work of exponentiate and differentiate for scores from transform.
-__device__ __forceinline__ void differentiate_capped(
-    float (&s)[SCORES / 2], float (&dp)[SCORES / 2], unsigned lse_at, const FlashParams& p) {
-  const float inverse = p.flags & CAPPED ? p.inverse : 0;
-#pragma unroll
-  for (int n = 0; n < SCORES / 8; n++) {
-    float lse[2];
-    load_shared_pair(lse_at + 4 * (8 * n + first_col()), lse[0], lse[1]);
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-      float &x = s[4 * n + c], &y = dp[4 * n + c];
-      const float t = fmaxf(x, -p.outer) * inverse, slope = fmaxf(1 - t * t, 0); // tanh' = 1 - tanh^2; x may be -inf
-      x = exp2_fast(x * p.unit - lse[c % 2]);
-      y *= x * slope;
-    }
-  }
-}
-
-// packed converts a product in registers to the operand of another.
-template <class T> __device__ __forceinline__ void packed(unsigned (&a)[SCORES / 16][4], const float (&c)[SCORES / 2]) {
-#pragma unroll
-  for (int i = 0; i < SCORES / 4; i++) {
-    a[i / 4][i % 4] = pack<T>(c[2 * i], c[2 * i + 1]);
-  }
-}
-
-// keep_scores stores P' or dS' as P or dS, from its first key and query.
-__device__ __forceinline__ void keep_scores(unsigned to, const unsigned (&a)[SCORES / 16][4], int key, int from) {
-  const int lane = threadIdx.x % 32, row = from + lane % 8 + lane / 16 * 8,
-            col = key + threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
-#pragma unroll
-  for (int i = 0; i < SCORES / 16; i++) {
-    stmatrix_trans(to + Scores::offset(row + 16 * i, col), a[i][0], a[i][1], a[i][2], a[i][3]);
-  }
-}
-
-// keep_queries stores a part of dQ', times scale, as boxes of dQ.
-__device__ __forceinline__ void keep_queries(unsigned to, const float (&c)[DQ_ROWS / 2], float scale) {
-  const int d = first_row(), i = first_col();
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int piece = (d + 8 * r) % 32 / 4 ^ (i + e);
-      const unsigned at = to + d / 32 * DQ_BOX + (i + e) * 128 + piece * 16 + d % 4 * 4;
-#pragma unroll
-      for (int n = 0; n < DQ_ROWS / 8; n++) {
-        store_shared(at + n * 1024, __float_as_uint(c[4 * n + 2 * r + e] * scale));
-      }
-    }
-  }
-}
-
-// arrive_by_warps arrives once for each warp.
-__device__ __forceinline__ void arrive_by_warps(unsigned barrier) {
-  __syncwarp();
-  if (arrives_for_warp()) {
-    barrier_arrive(barrier);
-  }
-}
-
 // Consumer is the state of a thread of a consumer warpgroup.
 struct Consumer {
   const FlashParams& p;
   unsigned base;
   int group; // the number of its group
-  float dk[DK_COLS / 2], dv[DV_COLS / 2];
+  float dk[DK_COLS / 2], dv[DV_COLS / 2], s[SCORES / 2];
+
+  __device__ __forceinline__ Consumer(const FlashParams& p, unsigned base, int group)
+      : p(p), base(base), group(group) {}
 
   // Its first key, the first of its columns of dK or dV, and the first query of its scores.
   __device__ __forceinline__ int key() const { return SPLIT ? 0 : 64 * group; }
@@ -201,7 +80,13 @@ struct Consumer {
   __device__ __forceinline__ int query() const { return SPLIT ? SCORES * group : 0; }
 
   // These start products; wg_wait waits for them.
-  template <class T> __device__ __forceinline__ void start_scores(float (&s)[SCORES / 2], unsigned stage) const {
+  __device__ __forceinline__ void begin_scores(unsigned stats) {
+    if (FROM_LSE) {
+      for_queries(s, stats + Shared::LSE + 4 * query());
+      hold(s);
+    }
+  }
+  template <class T> __device__ __forceinline__ void start_scores(unsigned stage) {
 #pragma unroll
     for (int k = 0; k < HEAD_QK; k += 16) {
       wg_multiply<T, false, false>(
@@ -272,26 +157,88 @@ struct Consumer {
     }
   }
 
-  // step adds a block of queries; scores is the buffer of dS. Between its products, only waits branch, since the
-  // compiler would insert a wait at any other branch.
+  // In a cluster, a block has the sums of scores over its part of the head dim. give sends them to a place in the other
+  // block, and take adds those of the other block. The barriers, as offsets, tell that sums have come, and that the
+  // place is free. Each thread sends to the thread of its number.
+  __device__ __forceinline__ void give(
+      const float (&x)[SCORES / 2], unsigned to, int full, int empty, unsigned parity) const {
+    barrier_wait(base + empty + 8 * group, parity ^ 1);
+    const unsigned there = other(base);
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i += 4) {
+      send(there + to + i * 512 + threadIdx.x % 128 * 16, there + full + 8 * group, x[i], x[i + 1], x[i + 2], x[i + 3]);
+    }
+  }
+  __device__ __forceinline__ void take(float (&x)[SCORES / 2], unsigned from, int full, unsigned parity) const {
+    if (arrives_for_warp()) {
+      barrier_expect(base + full + 8 * group, SCORES * 64 / LANES);
+    }
+    barrier_wait(base + full + 8 * group, parity);
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i += 4) {
+      float y[4];
+      load_shared(base + from + i * 512 + threadIdx.x % 128 * 16, y);
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        x[i + j] += y[j];
+      }
+    }
+  }
+  __device__ __forceinline__ void give_scores(unsigned parity) const {
+    if (CLUSTER > 1) {
+      give(s, Shared::SUMS + group * SUMS_BYTES, Shared::S_FULL, Shared::S_EMPTY, parity);
+    }
+  }
+  __device__ __forceinline__ void take_scores(unsigned parity) {
+    if (CLUSTER > 1) {
+      take(s, Shared::SUMS + group * SUMS_BYTES, Shared::S_FULL, parity);
+      __syncwarp();
+      if (arrives_for_warp()) {
+        send_arrive(other(base) + Shared::S_EMPTY + 8 * group);
+      }
+    }
+  }
+  // exchange_dp completes the sums of dP. They come to the place of dQ, which is free after the adds of the last step.
+  __device__ __forceinline__ void exchange_dp(float (&dp)[SCORES / 2], unsigned parity) const {
+    if (CLUSTER > 1) {
+      give(dp, Shared::DQ + group * DQ_BYTES, Shared::DP_FULL, Shared::DP_EMPTY, parity);
+      take(dp, Shared::DQ + group * DQ_BYTES, Shared::DP_FULL, parity);
+    }
+  }
+
+  // start_ahead starts S of a stage that may not be full, given the parity of its barrier. After the last step, S is of
+  // no use.
+  template <class T> __device__ __forceinline__ void start_ahead(unsigned stage, unsigned parity) {
+    barrier_wait(base + Shared::FULL + 8 * stage, parity);
+    begin_scores(base + Shared::STATS + stage * Shared::STATS_BYTES);
+    wg_begin();
+    start_scores<T>(base + Shared::STAGE + stage * Shared::STAGE_BYTES);
+  }
+
+  // step adds a block of queries; scores is the buffer of dS, parity that of dO, and next that of the next stage.
+  // Between its products, only waits branch, since the compiler would insert a wait at any other branch.
   template <class T, bool MASK>
-  __device__ __forceinline__ void step(unsigned stage, unsigned stats, unsigned scores, unsigned parity) {
+  __device__ __forceinline__ void step(
+      unsigned stage, unsigned stats, unsigned scores, unsigned parity, unsigned next) {
     const unsigned lse_at = stats + Shared::LSE + 4 * query(), delta_at = stats + Shared::DELTA + 4 * query();
-    float s[SCORES / 2], dp[SCORES / 2];
+    float dp[SCORES / 2];
     unsigned ps[SCORES / 16][4], ds[SCORES / 16][4];
-    if (FROM_LSE) {
-      for_queries(s, lse_at);
-      hold(s);
+    if (!AHEAD) {
+      begin_scores(stats);
     }
     if (!CAP) {
       for_queries(dp, delta_at); // dP starts at -delta
       hold(dp);
     }
     wg_begin();
-    start_scores<T>(s, stage);
+    if (!AHEAD) {
+      start_scores<T>(stage);
+    }
     if (CAP) {
       wg_wait<0>();
       hold(s);
+      give_scores(parity);
+      take_scores(parity);
       transform(s, p);
       hide(s, stats, own_keys(base) + key(), query());
       for_queries(dp, delta_at); // -delta
@@ -301,6 +248,7 @@ struct Consumer {
       start_dp<T>(dp, stage); // no earlier, since registers are scarce
       wg_wait<0>();
       hold(dp);
+      exchange_dp(dp, parity);
       differentiate_capped(s, dp, lse_at, p);
       packed<T>(ps, s);
       share_p(ps);
@@ -314,8 +262,11 @@ struct Consumer {
       for (int n = 0; n < SCORES / 8 && !FROM_LSE; n++) {
         load_shared_pair(lse_at + 4 * (8 * n + first_col()), lse[n][0], lse[n][1]);
       }
-      wg_wait<1>();
-      hold(s);
+      if (!AHEAD) {
+        wg_wait<1>();
+        hold(s);
+      }
+      take_scores(parity);
       if (MASK) {
         hide(s, stats, own_keys(base) + key(), query());
       }
@@ -326,6 +277,7 @@ struct Consumer {
       start_dv<T>(ps, stage); // before the wait for dP, so that a product is always running
       wg_wait<1>();
       hold(dp);
+      exchange_dp(dp, parity);
       differentiate(s, dp);
     }
     packed<T>(ds, dp);
@@ -341,7 +293,7 @@ struct Consumer {
       hold(dv);
       hold(ps);
     }
-    finish<T>(ps, ds, stage, scores);
+    finish<T>(ps, ds, stage, scores, parity, next);
   }
 
   // wait_douts waits for dO if it does not come with Q. The products after it begin a new group, as the compiler
@@ -356,7 +308,8 @@ struct Consumer {
   // finish does the rest of a step, after dS is stored.
   template <class T>
   __device__ __forceinline__ void finish(
-      unsigned (&ps)[SCORES / 16][4], unsigned (&ds)[SCORES / 16][4], unsigned stage, unsigned scores) {
+      unsigned (&ps)[SCORES / 16][4], unsigned (&ds)[SCORES / 16][4], unsigned stage, unsigned scores, unsigned parity,
+      unsigned next) {
     wg_begin();
     float dq[DQ_PARTS][DQ_ROWS / 2];
     start_dq<T>(dq, scores);
@@ -379,8 +332,15 @@ struct Consumer {
       }
       shared_for_engine();
       some_arrive(DQ_FULL + group, DQ_THREADS);
+      if (AHEAD && part == 0) {
+        start_ahead<T>(parity ^ 1, next); // now, since there are no registers for it beside all of dQ
+      }
     }
     wg_wait<0>();
+    if (AHEAD) {
+      hold(s);
+      give_scores(parity ^ 1);
+    }
     hold(dv);
     hold(dk);
     hold(ds);
@@ -390,7 +350,19 @@ struct Consumer {
 // consume does the work of a consumer warpgroup, if there is a step.
 template <class T> __device__ __forceinline__ void consume(const HopperBackward& b, unsigned base, int group) {
   const FlashParams& p = b.p;
-  Consumer c{p, base, group};
+  Consumer c(p, base, group);
+  if (AHEAD) {
+    // Another value for the compiler, which would hold the addresses of operands during the steps.
+    Consumer first(p, __shfl_sync(~0u, base, 0), group);
+    first.template start_ahead<T>(0, 0);
+    wg_wait<0>();
+    hold(first.s);
+    first.give_scores(0);
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) {
+      c.s[i] = first.s[i];
+    }
+  }
 #pragma unroll
   for (int i = 0; i < DK_COLS / 2; i++) {
     c.dk[i] = 0;
@@ -407,6 +379,9 @@ template <class T> __device__ __forceinline__ void consume(const HopperBackward&
     int row, head, end, kind;
     load_shared_words(stats, row, head, end, kind);
     if (kind & LAST) {
+      if (AHEAD) {
+        c.take_scores(stage);
+      }
       break;
     }
     if (kind & DIRTY) {
@@ -414,9 +389,9 @@ template <class T> __device__ __forceinline__ void consume(const HopperBackward&
       blank(data, douts(base, data), end - row);
     }
     if (CAP || kind & MASKED) {
-      c.template step<T, true>(data, stats, scores, stage);
+      c.template step<T, true>(data, stats, scores, stage, parity ^ stage);
     } else {
-      c.template step<T, false>(data, stats, scores, stage);
+      c.template step<T, false>(data, stats, scores, stage, parity ^ stage);
     }
     arrive_by_warps(base + Shared::EMPTY + 8 * stage);
     if (DS_BUFFERS > 1) {
@@ -427,8 +402,8 @@ template <class T> __device__ __forceinline__ void consume(const HopperBackward&
       stage = 0, parity ^= 1;
     }
   }
-  add_keys<DK_COLS>(b, p.dk, c.dk, p.scale, p.dim, c.key(), c.column(DK_COLS), base);
-  add_keys<DV_COLS>(b, p.dv, c.dv, 1, p.dim_v, c.key(), c.column(DV_COLS), base);
+  add_keys<DK_COLS>(b, p.dk, c.dk, p.scale, p.dim, c.key(), rank() * HEAD_QK + c.column(DK_COLS), base);
+  add_keys<DV_COLS>(b, p.dv, c.dv, 1, p.dim_v, c.key(), rank() * HEAD_V + c.column(DV_COLS), base);
 }
 
 // begin initialises the barriers for an item, before any thread uses them.
@@ -443,6 +418,12 @@ __device__ __forceinline__ void begin(const HopperBackward& b, unsigned base, un
     barrier_init(base + Shared::DO_FULL, 1);
     barrier_init(base + Shared::DO_EMPTY, CONSUMERS / 32 * LANES);
   }
+  for (int i = 0; CLUSTER > 1 && i < GROUPS; i++) {
+    barrier_init(base + Shared::S_FULL + 8 * i, 4 * LANES);
+    barrier_init(base + Shared::DP_FULL + 8 * i, 4 * LANES);
+    barrier_init(base + Shared::S_EMPTY + 8 * i, 4 * LANES);
+    barrier_init(base + Shared::DP_EMPTY + 8 * i, LANES); // the warp that adds dQ
+  }
   barriers_ready();
   keep_turn(b, base, item);
   unsigned passed = 0;
@@ -452,33 +433,63 @@ __device__ __forceinline__ void begin(const HopperBackward& b, unsigned base, un
 // items returns the number of items for each batch element.
 __device__ __forceinline__ unsigned items(const HopperBackward& b) { return b.blocks * b.p.kv_heads; }
 
-// take begins the next item.
-__device__ __forceinline__ void take(const HopperBackward& b, unsigned base) {
-  const unsigned item = atomicAdd(b.next + blockIdx.z, 1);
-  if (item < items(b)) {
-    begin(b, base, item);
-  } else {
-    store_shared(base + Shared::TURN, ~0u, 0, 0, 0);
-  }
-}
-
 // over reports whether there is no item.
 __device__ __forceinline__ bool over(unsigned base) { return __float_as_int(load_shared(base + Shared::TURN)) < 0; }
 
-// next_item begins another item, if there is one. All threads call it when they are done with theirs.
+// sync waits for all threads of the block or, in a cluster, of both.
+__device__ __forceinline__ void sync() {
+  if (CLUSTER > 1) {
+    cluster_sync();
+  } else {
+    all_sync(THREADS);
+  }
+}
+
+// take_item begins the next item, if there is one. All threads call it, when no thread of the cluster uses the last.
+__device__ __forceinline__ bool take_item(const HopperBackward& b, unsigned base) {
+  const bool one = threadIdx.x == 0;
+  unsigned item = blockIdx.x / CLUSTER;
+  if (b.next) {
+    if (one && rank() == 0) {
+      item = atomicAdd(b.next + blockIdx.z, 1);
+    }
+    if (CLUSTER > 1) { // the first block takes it for both
+      if (one && rank() == 0) {
+        send_word(other(base) + Shared::TURN, item);
+      }
+      cluster_sync();
+      if (one && rank() > 0) {
+        item = __float_as_uint(load_shared(base + Shared::TURN));
+      }
+    }
+  }
+  if (one) {
+    if (item < items(b)) {
+      begin(b, base, item);
+    } else {
+      store_shared(base + Shared::TURN, ~0u, 0, 0, 0);
+    }
+  }
+  sync();
+  return !over(base);
+}
+
+// next_item takes another item. All threads call it when they are done with theirs.
 __device__ __forceinline__ bool next_item(const HopperBackward& b, unsigned base) {
-  if (!b.next || ORDERED && gridDim.x == items(b)) {
+  const bool last = !b.next || ORDERED && gridDim.x == CLUSTER * items(b);
+  if (last && CLUSTER == 1) {
     return false;
   }
-  all_sync(THREADS);
+  sync(); // the other block may still send arrivals
+  if (last) {
+    return false;
+  }
   if (threadIdx.x == 0) {
     for (unsigned at = Shared::KEYS_FULL; at < Shared::BYTES; at += 8) {
       barrier_forget(base + at);
     }
-    take(b, base);
   }
-  all_sync(THREADS);
-  return !over(base);
+  return take_item(b, base);
 }
 
 // help does the work of a thread of the first warpgroup. Each job has its own loop, so that the compiler allocates
@@ -523,15 +534,10 @@ template <class T> __device__ __forceinline__ void multiply(const HopperBackward
 template <class T> __device__ __forceinline__ void backward(const HopperBackward& b) {
   extern __shared__ __align__(1024) char shared[];
   const unsigned base = smem_address(shared);
-  if (threadIdx.x == 0) {
-    if (b.next) {
-      take(b, base);
-    } else {
-      begin(b, base, blockIdx.x);
-    }
+  if (CLUSTER > 1) {
+    cluster_sync(); // both have started
   }
-  __syncthreads();
-  if (over(base)) {
+  if (!take_item(b, base)) {
     return;
   }
   if (threadIdx.x < 128) {
@@ -547,8 +553,13 @@ template <class T> __device__ __forceinline__ void backward(const HopperBackward
   } while (next_item(b, base));
 }
 
+#if CLUSTER > 1
+#define SIZE __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define SIZE
+#endif
 #define ENTRY(name, T) \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) \
+  extern "C" __global__ void SIZE __launch_bounds__(THREADS, 1) \
       hopper_backward_##name(const __grid_constant__ HopperBackward b) { \
     backward<T>(b); \
   }

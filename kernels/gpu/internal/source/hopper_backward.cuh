@@ -2,6 +2,7 @@
 // global memory), and the sums of dK and dV there.
 #pragma once
 #include "flash.cuh"
+#include "hopper_cluster.cuh"
 #include "hopper_gates.cuh"
 #include "hopper_lanes.cuh"
 
@@ -13,6 +14,11 @@ constexpr int SCORES = BM / (SPLIT ? GROUPS : 1), DK_COLS = HEAD_QK / (SPLIT ? G
               DV_COLS = HEAD_V / (SPLIT ? GROUPS : 1);
 static_assert(SCORES % 16 == 0 && GROUPS == 2, "shape"); // a warp for each group, and two more
 static_assert(!SPLIT || DK_COLS % 64 == 0 && DV_COLS % 64 == 0, "shape");
+static_assert(CLUSTER == 1 || CLUSTER == 2 && SPLIT, "shape");
+
+// rank returns the number of the block in its cluster, and other the address of the other block's shared memory.
+__device__ __forceinline__ unsigned rank() { return CLUSTER > 1 ? cluster_rank() : 0; }
+__device__ __forceinline__ unsigned other(unsigned base) { return in_block(base, rank() ^ 1); }
 
 struct HopperBackward {
   TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
@@ -54,6 +60,7 @@ constexpr int DQ_PARTS = BY_DIM ? DQ_PANELS / GROUPS : DQ_PANELS, DQ_ROWS = BY_D
 constexpr int DQ_AT_ONCE = SPLIT ? 1 : DQ_PARTS; // of the parts, in shared memory
 constexpr int DQ_BOX = DQ_ROWS * 128, DQ_BYTES = DQ_AT_ONCE * 2 * DQ_BOX; // a box is 32 floats wide
 static_assert(DQ_ROWS % 8 == 0, "shape");
+static_assert(CLUSTER == 1 || BY_DIM && SCORES * 256 <= DQ_BYTES, "the other block's dP comes to the place of dQ");
 
 // mixed_dim returns the first dim of a warpgroup's part i, and mixed_row its first query.
 __device__ __forceinline__ int mixed_dim(int group, int i) { return i < 2 ? 128 * group : 64; }
@@ -63,6 +70,7 @@ __device__ __forceinline__ int mixed_row(int group, int i) { return (i < 2 ? i :
 // dO is loaded, which happens after all have used P; dS is stored after all have met over P. Otherwise dS has two
 // buffers, and all have used one when they meet over the other.
 constexpr bool ONE_DO = SPLIT;
+constexpr int SUMS_BYTES = CLUSTER > 1 ? SCORES * 256 : 0; // of a warpgroup's scores from the other block
 constexpr int P_BUFFERS = SPLIT || SHARED_P ? 1 : 0, DS_BUFFERS = SPLIT ? 1 : 2;
 static_assert(!ONE_DO || STAGES == 2, "the parity of its phase is the stage");
 
@@ -72,13 +80,16 @@ struct Shared {
                        STAGE = DQ + GROUPS * DQ_BYTES;
   static constexpr int STAGE_BYTES = Queries::BYTES + !ONE_DO * Douts::BYTES; // of a stage
   static constexpr int ONLY_DO = STAGE + STAGES * STAGE_BYTES, P = ONLY_DO + ONE_DO * Douts::BYTES,
-                       STATS = P + P_BUFFERS * Scores::BYTES;
+                       SUMS = P + P_BUFFERS * Scores::BYTES, STATS = SUMS + GROUPS * SUMS_BYTES;
   // For each stage: a Step, and for each query LSE * log2 e, or the start value of S, and -delta.
   static constexpr int LSE = 32, DELTA = LSE + BM * 4, STATS_BYTES = DELTA + BM * 4;
   static constexpr int TURN = STATS + STAGES * STATS_BYTES; // the Turn
   static constexpr int COVERED = TURN + 32;                 // for each key, whether it is in a tile
   static constexpr int KEYS_FULL = COVERED + BN * 4, FULL = KEYS_FULL + 8, EMPTY = FULL + 8 * STAGES;
-  static constexpr int DO_FULL = EMPTY + 8 * STAGES, DO_EMPTY = DO_FULL + 8, BYTES = DO_FULL + ONE_DO * 16;
+  static constexpr int DO_FULL = EMPTY + 8 * STAGES, DO_EMPTY = DO_FULL + 8, S_FULL = DO_FULL + ONE_DO * 16;
+  // Of each warpgroup in a cluster: S and dP have come from the other block; it can take the next ones.
+  static constexpr int DP_FULL = S_FULL + 8 * GROUPS, S_EMPTY = DP_FULL + 8 * GROUPS, DP_EMPTY = S_EMPTY + 8 * GROUPS,
+                       BYTES = S_FULL + (CLUSTER > 1) * 32 * GROUPS;
 };
 static_assert(Shared::BYTES <= 232448, "a block has no more shared memory");
 
@@ -95,6 +106,10 @@ constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_TH
 // Meanwhile, the first EARLY_DK groups of 16 queries add to dK. CAP leaves no registers for their addresses.
 constexpr bool EARLY_DV = HEAD_QK > 128 && !SPLIT;
 constexpr int EARLY_DK = EARLY_DV && !CAP ? 1 : 0;
+
+// AHEAD, a block computes its sums for S of the next step before the end of a step, so that they reach the other block
+// of the cluster in time. CAP leaves no registers for them.
+constexpr bool AHEAD = CLUSTER > 1 && !CAP;
 
 // FROM_LSE starts S at -LSE in units of products; otherwise LSE is subtracted later. As measured, the first is faster
 // with ORDERED, and slower otherwise. With EARLY_DV, there are no registers to subtract it.
@@ -248,11 +263,11 @@ struct Heads {
   }
 };
 
-template <class P>
+template <class P, int COLS>
 __device__ __forceinline__ void copy_panels(unsigned dst, const TensorMap& map, unsigned barrier, int row, int head) {
 #pragma unroll
   for (int i = 0; i < P::COUNT; i++) {
-    copy_box(dst + i * P::PANEL, map, barrier, 64 * i, row, head, blockIdx.z);
+    copy_box(dst + i * P::PANEL, map, barrier, rank() * COLS + 64 * i, row, head, blockIdx.z);
   }
 }
 
@@ -265,16 +280,16 @@ __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) 
       const int kv_head = own_kv_head(base), own = own_keys(base);
       const unsigned full = base + Shared::KEYS_FULL;
       barrier_expect(full, Keys::BYTES + Values::BYTES);
-      copy_panels<Keys>(base + Shared::K, b.k, full, own, kv_head);
-      copy_panels<Values>(base + Shared::V, b.v, full, own, kv_head);
+      copy_panels<Keys, HEAD_QK>(base + Shared::K, b.k, full, own, kv_head);
+      copy_panels<Values, HEAD_V>(base + Shared::V, b.v, full, own, kv_head);
     }
     const unsigned stage = step % STAGES, full = base + Shared::FULL + 8 * stage;
     barrier_wait(base + Shared::EMPTY + 8 * stage, ~(step / STAGES) & 1);
     if (more) {
       const unsigned to = base + Shared::STAGE + stage * Shared::STAGE_BYTES;
-      copy_panels<Queries>(to, b.q, full, at.walk.other, at.head);
+      copy_panels<Queries, HEAD_QK>(to, b.q, full, at.walk.other, at.head);
       if (!ONE_DO) {
-        copy_panels<Douts>(douts(base, to), b.dout, full, at.walk.other, at.head);
+        copy_panels<Douts, HEAD_V>(douts(base, to), b.dout, full, at.walk.other, at.head);
       }
     }
     at.tell(base + Shared::STATS + stage * Shared::STATS_BYTES, more);
@@ -286,7 +301,7 @@ __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) 
     if (ONE_DO) {
       barrier_wait(base + Shared::DO_EMPTY, ~step & 1);
       barrier_expect(base + Shared::DO_FULL, Douts::BYTES);
-      copy_panels<Douts>(douts(base, 0), b.dout, base + Shared::DO_FULL, at.walk.other, at.head);
+      copy_panels<Douts, HEAD_V>(douts(base, 0), b.dout, base + Shared::DO_FULL, at.walk.other, at.head);
     }
   }
 }
@@ -317,8 +332,9 @@ __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned ba
     for (int i = 0; i < COUNT; i++) {
       if (lane + 32 * i < BM) {
         const float x = lse[i] == -INF ? INF : lse[i] * LOG2E; // INF: a row that saw no key has probabilities 0
-        store_shared(stats + Shared::LSE + 4 * (lane + 32 * i), __float_as_uint(FROM_LSE ? __fdividef(-x, p.unit) : x));
-        store_shared(stats + Shared::DELTA + 4 * (lane + 32 * i), __float_as_uint(-delta[i]));
+        store_shared(stats + Shared::LSE + 4 * (lane + 32 * i),
+            __float_as_uint(FROM_LSE ? __fdividef(-x, p.unit * CLUSTER) : x));
+        store_shared(stats + Shared::DELTA + 4 * (lane + 32 * i), __float_as_uint(-delta[i] / CLUSTER));
       }
     }
     __syncwarp();
@@ -342,7 +358,7 @@ struct Progress {
 
   // at returns the address of the progress of a block of keys. Heads are neighbours.
   __device__ __forceinline__ unsigned* at(int keys, int head, int consumer) const {
-    return b.progress + ((blockIdx.z * b.blocks + keys) * GROUPS + consumer) * b.p.heads + head;
+    return b.progress + (((blockIdx.z * b.blocks + keys) * CLUSTER + rank()) * GROUPS + consumer) * b.p.heads + head;
   }
   // wait is for all lanes of the warp.
   __device__ __forceinline__ void wait(unsigned until, int head, int consumer) {
@@ -452,13 +468,17 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
             add_box(b.dq, from + i * DQ_BOX, mixed_dim(consumer, i / 2) + i % 2 * 32, row + mixed_row(consumer, i / 2),
                 head, blockIdx.z);
           } else if (dim + 64 * part + 32 * i < HEAD_QK) {
-            add_box(b.dq, from + i * DQ_BOX, dim + 64 * part + 32 * i, row + first, head, blockIdx.z);
+            add_box(b.dq, from + i * DQ_BOX, rank() * HEAD_QK + dim + 64 * part + 32 * i, row + first, head,
+                blockIdx.z);
           }
         }
         adds_commit();
         adds_wait<0>();
       }
       __syncwarp();
+      if (CLUSTER > 1 && part + DQ_AT_ONCE == DQ_PARTS && arrives_for_warp()) {
+        send_arrive(other(base) + Shared::DP_EMPTY + 8 * consumer);
+      }
       some_arrive(DQ_EMPTY + consumer, DQ_THREADS);
       if (ORDERED && adds && part + DQ_AT_ONCE == DQ_PARTS) {
         adds_finish();

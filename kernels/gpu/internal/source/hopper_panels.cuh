@@ -20,12 +20,12 @@ template <int ROWS, int COLS> struct Panels {
   //
   // along describes an operand in order [outer][k], from a multiple of 8 rows and of 16 columns.
   static __device__ __forceinline__ unsigned long long along(unsigned at, int row, int k) {
-    return matrix(at) + ((k / 64 * PANEL + row * 128 + k % 64 * 2) >> 4);
+    return matrix(at) + (unsigned)row * 8 + ((k / 64 * PANEL + k % 64 * 2) >> 4);
   }
 
   // across describes one in order [k][outer], from a multiple of 8 rows and of 64 columns.
   static __device__ __forceinline__ unsigned long long across(unsigned at, int k, int col = 0) {
-    return matrix(at, PANEL) + ((col / 64 * PANEL + k * 128) >> 4);
+    return matrix(at, PANEL) + (unsigned)(col / 64) * (PANEL >> 4) + k * 8;
   }
 
   // offset returns the offset of element (row, col), in bytes. col is a multiple of 8, or an element of that piece.

@@ -41,7 +41,7 @@ void forget_barrier(unsigned at) {
   if (b.bytes) {
     fail("a barrier is forgotten that waits for bytes", b.bytes);
   }
-  for (unsigned i = 0; i < threads_of_block; i++) {
+  for (unsigned i = 0; i < threads_of_all; i++) {
     if (threads[i].state == AT_PHASE && threads[i].where == at) {
       fail("a barrier is forgotten for which a thread waits", at - SHARED_BASE);
     }
@@ -166,6 +166,7 @@ struct Transfer {
   unsigned dst;
   const char* src;
   unsigned bytes, barrier, thread;
+  float sent[4]; // if it is neither a box nor from src
 };
 static std::deque<Transfer> transfers;
 
@@ -194,6 +195,11 @@ void start_bytes(unsigned dst, const void* src, unsigned bytes, unsigned barrier
   start({false, {}, {}, dst, (const char*)src, bytes, barrier, current});
 }
 
+void start_floats(unsigned dst, unsigned barrier, const float (&x)[4]) {
+  shared_at(dst, 16);
+  start({false, {}, {}, dst, nullptr, 16, barrier, current, {x[0], x[1], x[2], x[3]}});
+}
+
 // finish performs a copy.
 static void finish(const Transfer& t) {
   current = t.thread;
@@ -205,7 +211,7 @@ static void finish(const Transfer& t) {
     const Box box(map, t.dst, t.at);
     box.each([&](unsigned to, const char* from) { from ? memcpy(engine_at(to, box.size), from, box.size) : memset(engine_at(to, box.size), 0, box.size); });
   } else {
-    memcpy(engine_at(t.dst, t.bytes), t.src, t.bytes);
+    memcpy(engine_at(t.dst, t.bytes), t.src ? (const void*)t.src : t.sent, t.bytes);
   }
   Barrier& b = barriers[t.barrier];
   b.bytes -= t.bytes;
@@ -213,7 +219,7 @@ static void finish(const Transfer& t) {
 }
 
 static bool is_waited_for(const Transfer& t) {
-  for (unsigned i = 0; i < threads_of_block; i++) {
+  for (unsigned i = 0; i < threads_of_all; i++) {
     if (threads[i].state == AT_PHASE && threads[i].where == t.barrier) {
       return true;
     }
@@ -244,7 +250,7 @@ static void start_add(const Add& a) {
   threads[current].started_adds++;
 }
 
-static void start_floats(const TensorMap& map, unsigned src, const int (&at)[4], bool sets) {
+static void start_tile(const TensorMap& map, unsigned src, const int (&at)[4], bool sets) {
   const Box box(map, src, at);
   if (box.size != 4) {
     fail("adds of elements that are no floats, of bytes", box.size);
@@ -252,8 +258,8 @@ static void start_floats(const TensorMap& map, unsigned src, const int (&at)[4],
   start_add({true, map, {at[0], at[1], at[2], at[3]}, nullptr, src, box.bytes(), sets});
 }
 
-void start_add_box(const TensorMap& map, unsigned src, const int (&at)[4]) { start_floats(map, src, at, false); }
-void start_store_box(const TensorMap& map, unsigned src, const int (&at)[4]) { start_floats(map, src, at, true); }
+void start_add_box(const TensorMap& map, unsigned src, const int (&at)[4]) { start_tile(map, src, at, false); }
+void start_store_box(const TensorMap& map, unsigned src, const int (&at)[4]) { start_tile(map, src, at, true); }
 
 void start_add_bytes(float* dst, unsigned src, unsigned bytes) {
   check_bytes(dst, src, bytes);
@@ -350,7 +356,7 @@ void engine_end() {
   if (!transfers.empty()) {
     fail_of(transfers[0].thread, "a copy is under way when the block is over, to", transfers[0].dst - SHARED_BASE);
   }
-  for (unsigned i = 0; i < threads_of_block; i++) {
+  for (unsigned i = 0; i < threads_of_all; i++) {
     if (!threads[i].adds.empty()) {
       fail_of(i, "the block is over, and has not waited for adds of", threads[i].adds[0].src - SHARED_BASE);
     }

@@ -11,6 +11,7 @@
 #define __shared__
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 
 struct Index { unsigned x, y, z; };
@@ -31,6 +32,14 @@ extern char shared[];
 unsigned shared_address(const void* p);
 char* shared_at(unsigned address, unsigned bytes);
 char* stored_at(unsigned address, unsigned bytes);
+
+// A cluster of blocks, which store to each other's shared memory. check_there fails if the block of an address may not
+// have started, or has ended. start_floats starts a copy of four floats.
+unsigned rank_in_cluster();
+void cluster_wait();
+unsigned address_in(unsigned address, unsigned rank);
+void check_there(unsigned address);
+void start_floats(unsigned dst, unsigned barrier, const float (&x)[4]);
 
 // A copy to shared memory is performed when its thread waits for it, not earlier.
 void start_copy(unsigned dst, const void* src, unsigned bytes, bool valid);

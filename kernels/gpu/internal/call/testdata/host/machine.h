@@ -10,6 +10,8 @@
 
 constexpr unsigned MAX_SHARED = 227 << 10, MAX_THREADS = 1024;
 constexpr unsigned SHARED_BASE = 1024; // address of the first byte, so that addresses differ from offsets
+constexpr unsigned WINDOW = 256 << 10; // addresses of a block of a cluster
+constexpr unsigned MAX_BLOCKS = 2;     // of a cluster
 
 enum State { READY, AT_WARP, AT_BLOCK, AT_NAMED, AT_PHASE, AT_PRODUCTS, POLLING, DONE };
 
@@ -55,12 +57,13 @@ struct Thread {
 extern Thread threads[MAX_THREADS];
 extern unsigned current; // the running thread
 extern unsigned threads_of_block, shared_of_block;
+extern unsigned blocks, threads_of_all; // of the cluster
 extern bool descending;
 
 // suspend makes the current thread wait. wake makes the threads in a state ready for which f returns true.
 void suspend(State s, unsigned where = 0, long until = 0);
 template <class F> void wake(State s, F f) {
-  for (unsigned i = 0; i < threads_of_block; i++) {
+  for (unsigned i = 0; i < threads_of_all; i++) {
     if (threads[i].state == s && f(threads[i])) {
       threads[i].state = READY;
     }

@@ -4,20 +4,22 @@
 
 struct Piece { unsigned short writes, reads; }; // of 16 bytes: pending operations of the engine
 struct Word { unsigned writer, when; };         // of 4 bytes: the last writer, and its time; when 0: none
-static Piece pieces[MAX_SHARED / 16];
-static Word words[MAX_SHARED / 4];
+static Piece pieces[MAX_BLOCKS * WINDOW / 16];
+static Word words[MAX_BLOCKS * WINDOW / 4];
 static unsigned clock_now;
 
 void memory_begin() {
-  memset(shared, 0xff, shared_of_block); // NaN of every type
-  memset(pieces, 0, (shared_of_block + 15) / 16 * sizeof *pieces);
-  memset(words, 0, (shared_of_block + 3) / 4 * sizeof *words);
+  for (unsigned at = 0; at < blocks * WINDOW; at += WINDOW) {
+    memset(shared + at, 0xff, shared_of_block); // NaN of every type
+    memset(pieces + at / 16, 0, (shared_of_block + 15) / 16 * sizeof *pieces);
+    memset(words + at / 4, 0, (shared_of_block + 3) / 4 * sizeof *words);
+  }
   clock_now = 0;
 }
 
 char* engine_at(unsigned address, unsigned bytes) {
   unsigned at = address - SHARED_BASE;
-  if (address < SHARED_BASE || at + bytes > shared_of_block) {
+  if (at / WINDOW >= blocks || at % WINDOW + bytes > shared_of_block) {
     fail("an address outside the block's shared memory", at);
   }
   return shared + at;

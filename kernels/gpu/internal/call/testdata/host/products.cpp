@@ -44,7 +44,7 @@ struct Matrix {
   int outer;
 
   Matrix(unsigned long long x, bool turned, int outer)
-      : start((x & 0x3fff) << 4), wide((x >> 16 & 0x3fff) << 4), deep((x >> 32 & 0x3fff) << 4), line(x >> 62 == 1 ? 128 : 64), turned(turned), outer(outer) {
+      : start(((x & 0x3fff) << 4) + current / threads_of_block * WINDOW), wide((x >> 16 & 0x3fff) << 4), deep((x >> 32 & 0x3fff) << 4), line(x >> 62 == 1 ? 128 : 64), turned(turned), outer(outer) {
     if (x >> 62 == 0 || x >> 62 == 3 || start / line % 8 || start % (turned ? line : 32) || deep % (line * 8) || (turned && outer > (int)line / 2 && wide % (line * 8))) {
       fail("a matrix that does not begin where one may, or is not made as one", start - SHARED_BASE);
     }
@@ -126,7 +126,7 @@ static void join(Sums& s, const Multiplication& m) {
 }
 
 void start_product(const Multiplication& m) {
-  if (threads_of_block < current / GROUP * GROUP + GROUP) {
+  if (threads_of_all < current / GROUP * GROUP + GROUP) {
     fail("a product of less than a warpgroup; threads", threads_of_block);
   }
   Warpgroup& g = warpgroups[current / GROUP];
@@ -264,7 +264,7 @@ static bool step(unsigned first) {
 
 // products_step computes the products for which a warpgroup waits.
 bool products_step() {
-  const int groups = threads_of_block / GROUP;
+  const int groups = threads_of_all / GROUP;
   for (int i = 0; i < groups; i++) {
     if (step(GROUP * (descending ? groups - 1 - i : i))) {
       return true;
@@ -280,7 +280,7 @@ void products_begin() {
 }
 
 void products_end() {
-  for (unsigned i = 0; i < threads_of_block / GROUP; i++) {
+  for (unsigned i = 0; i < threads_of_all / GROUP; i++) {
     if (!warpgroups[i].products.empty()) {
       fail_of(i * GROUP, "the block is over, and has not waited for products; products", warpgroups[i].products.size());
     }

@@ -15,7 +15,7 @@
 Index threadIdx, blockIdx, blockDim, gridDim;
 
 constexpr unsigned STACK = 256 << 10;
-alignas(1024) char shared[MAX_SHARED];
+alignas(1024) char shared[MAX_BLOCKS * WINDOW];
 
 // Params is the largest argument of a kernel, passed by value.
 struct Params { alignas(64) char bytes[4096]; };
@@ -26,7 +26,7 @@ struct Launch {
 };
 
 Thread threads[MAX_THREADS];
-unsigned current, threads_of_block, shared_of_block;
+unsigned current, threads_of_block, shared_of_block, blocks, threads_of_all;
 bool descending;
 
 static Launch launch;
@@ -36,7 +36,9 @@ alignas(64) static char slots[MAX_THREADS][64];
 static jmp_buf scheduler;
 
 struct Named { int threads, came; bool lanes[MAX_THREADS]; };
-static Named named[16];
+constexpr int NAMED = 16, CLUSTER_WAIT = NAMED * MAX_BLOCKS; // barriers of a block, and that of the cluster
+static Named named[CLUSTER_WAIT + 1];
+static unsigned first_block; // of the cluster
 
 void fail_of(unsigned thread, const char* what, unsigned long long value) {
   fprintf(stderr, "%s, block (%u, %u, %u), thread %u: %s: %#llx\n", launch.kernel, blockIdx.x, blockIdx.y, blockIdx.z, thread, what, value);
@@ -45,7 +47,9 @@ void fail_of(unsigned thread, const char* what, unsigned long long value) {
 
 void fail(const char* what, unsigned long long value) { fail_of(current, what, value); }
 
-unsigned shared_address(const void* p) { return (const char*)p - shared + SHARED_BASE; }
+unsigned rank_in_cluster() { return current / threads_of_block; }
+unsigned address_in(unsigned address, unsigned rank) { return (address - SHARED_BASE) % WINDOW + SHARED_BASE + rank * WINDOW; }
+unsigned shared_address(const void* p) { return address_in((const char*)p - shared + SHARED_BASE, rank_in_cluster()); }
 
 void start_copy(unsigned dst, const void* src, unsigned bytes, bool valid) {
   shared_at(dst, bytes);
@@ -111,7 +115,7 @@ void block_wait() {
 // open_named releases the waiters at a named barrier. A GPU counts warps.
 static void open_named(unsigned number) {
   Named& b = named[number];
-  for (unsigned i = 0; i < threads_of_block; i++) {
+  for (unsigned i = 0; i < threads_of_all; i++) {
     if (b.lanes[i] != b.lanes[i / 32 * 32]) {
       fail_of(i, "a part of a warp came to the barrier", number);
     }
@@ -120,10 +124,7 @@ static void open_named(unsigned number) {
   b = {};
 }
 
-void named_wait(int number, int count, bool waits) {
-  if (number < 0 || number > 15 || count <= 0 || count % 32 || count > (int)threads_of_block) {
-    fail("a barrier or a number of threads that there is not", number < 0 || number > 15 ? number : count);
-  }
+static void wait_or_arrive(int number, int count, bool waits) {
   Named& b = named[number];
   if (b.came && b.threads != count) {
     fail("threads do not agree how many are to come to the barrier", number);
@@ -138,9 +139,18 @@ void named_wait(int number, int count, bool waits) {
     if (!last) {
       suspend(AT_NAMED, number);
     }
-    threads[current].syncs += count == (int)threads_of_block;
+    threads[current].syncs += count >= (int)threads_of_block;
   }
 }
+
+void named_wait(int number, int count, bool waits) {
+  if (number < 0 || number >= NAMED || count <= 0 || count % 32 || count > (int)threads_of_block) {
+    fail("a barrier or a number of threads that there is not", number < 0 || number >= NAMED ? number : count);
+  }
+  wait_or_arrive(NAMED * rank_in_cluster() + number, count, waits);
+}
+
+void cluster_wait() { wait_or_arrive(CLUSTER_WAIT, threads_of_all, true); }
 
 static void body() {
   kernel(params);
@@ -151,7 +161,8 @@ static void body() {
 static void resume(unsigned i) {
   Thread& t = threads[i];
   current = i;
-  threadIdx = {i % blockDim.x, i / blockDim.x, 0};
+  threadIdx = {i % threads_of_block % blockDim.x, i % threads_of_block / blockDim.x, 0};
+  blockIdx.x = first_block + rank_in_cluster();
   if (_setjmp(scheduler)) {
     return;
   }
@@ -177,6 +188,13 @@ static void release(int from, int to) {
   }
 }
 
+void check_there(unsigned address) {
+  const int from = (address - SHARED_BASE) / WINDOW * threads_of_block, to = from + threads_of_block;
+  if (!threads[current].syncs || all(from, to, DONE)) {
+    fail("a block of the cluster that may not have started, or has ended", address);
+  }
+}
+
 // run_warp runs a warp until all its threads wait for more than the warp, or are done. Lanes run one after the other,
 // and the next launch reverses the order, which reveals results that depend on it. It returns whether any ran.
 static bool run_warp(int warp) {
@@ -199,7 +217,7 @@ static bool run_warp(int warp) {
 }
 
 static bool run_warps() {
-  const int warps = launch.threads / 32;
+  const int warps = threads_of_all / 32;
   bool any = false;
   for (int i = 0; i < warps; i++) {
     any |= run_warp(descending ? warps - 1 - i : i);
@@ -225,9 +243,9 @@ static std::string waits_for(const Thread& t) {
 // stuck ends the process if no thread can run.
 [[noreturn]] static void stuck() {
   std::string text;
-  for (int i = 0, from = 0; i < launch.threads; i++) {
+  for (int i = 0, from = 0, end = threads_of_all; i < end; i++) {
     std::string here = waits_for(threads[i]);
-    if (i + 1 == launch.threads || waits_for(threads[i + 1]) != here) {
+    if (i + 1 == end || waits_for(threads[i + 1]) != here) {
       text += "\n  " + (from < i ? std::to_string(from) + " to " : "") + std::to_string(i) + ": " + here;
       from = i + 1;
     }
@@ -239,12 +257,14 @@ static std::string waits_for(const Thread& t) {
 // after those.
 static bool step(int& polls) {
   constexpr int PATIENCE = 1000; // rounds in which threads only poll
-  if (all(0, launch.threads, DONE)) {
+  if (all(0, threads_of_all, DONE)) {
     return false;
   }
-  if (all(0, launch.threads, AT_BLOCK)) {
-    release(0, launch.threads);
-    return true;
+  for (int i = 0; i < (int)threads_of_all; i += launch.threads) {
+    if (all(i, i + launch.threads, AT_BLOCK)) {
+      release(i, i + launch.threads);
+      return true;
+    }
   }
   if ((descending ? products_step() || engine_step(false) : engine_step(false) || products_step()) || engine_step(true)) {
     polls = 0;
@@ -257,12 +277,12 @@ static bool step(int& polls) {
   return false;
 }
 
-static void run_block() {
+static void run_cluster() {
   memory_begin();
   memset(named, 0, sizeof named);
   engine_begin();
   products_begin();
-  for (int i = 0; i < launch.threads; i++) {
+  for (unsigned i = 0; i < threads_of_all; i++) {
     Thread& t = threads[i];
     t = {.stack = t.stack};
     getcontext(&t.first);
@@ -274,7 +294,7 @@ static void run_block() {
   int polls = 0;
   while (run_warps() || step(polls)) {
   }
-  if (!all(0, launch.threads, DONE)) {
+  if (!all(0, threads_of_all, DONE)) {
     stuck();
   }
   products_end();
@@ -287,17 +307,19 @@ static void run() {
     fprintf(stderr, "%s\n", dlerror());
     _exit(1);
   }
+  const void* size = dlsym(library, "cluster_blocks");
+  blocks = size ? *(const unsigned*)size : 1, threads_of_all = blocks * launch.threads;
   threads_of_block = launch.threads, shared_of_block = launch.shared, descending = launch.descending;
-  if (launch.threads > (int)MAX_THREADS || launch.threads % 32 || launch.shared > (int)MAX_SHARED) {
+  if (threads_of_all > MAX_THREADS || launch.threads % 32 || launch.shared > (int)MAX_SHARED || blocks > MAX_BLOCKS || launch.grid[0] % blocks) {
     fail("a launch that no GPU takes; threads", launch.threads);
   }
   gridDim = {(unsigned)launch.grid[0], (unsigned)launch.grid[1], (unsigned)launch.grid[2]};
   blockDim = {(unsigned)launch.columns, (unsigned)(launch.threads / launch.columns), 1};
   for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++) {
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++) {
-      for (unsigned i = 0; i < gridDim.x; i++) { // a GPU starts blocks in any order
-        blockIdx.x = descending ? gridDim.x - 1 - i : i;
-        run_block();
+      for (unsigned i = 0; i < gridDim.x; i += blocks) { // a GPU starts blocks in any order
+        first_block = descending ? gridDim.x - blocks - i : i;
+        run_cluster();
       }
     }
   }
