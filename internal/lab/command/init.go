@@ -250,7 +250,7 @@ func (d *draft) text() string {
 	text := "model:\n" + commented("  from: "+strconv.Quote(d.model), fmt.Sprintf("%s, %s parameters, %s positions",
 		m.Architecture, readable.Short(float64(size)), readable.Count(int64(m.MaxPositionEmbedding))))
 	key := func(line, why string, args ...any) { text += commented(line, fmt.Sprintf(why, args...)) }
-	if f := m.Family(); f.Experts != nil && !f.Experts.Router.Sigmoid && d.bound == "" {
+	if m.Family().Balances() && d.bound == "" {
 		key("  output_router_logits: true", "balances the experts, since all weights train")
 		key("  router_aux_loss_coef: 0.001", "the factor of that loss, as in Qwen3's")
 	}

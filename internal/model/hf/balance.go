@@ -2,8 +2,8 @@ package hf
 
 import "encoding/json"
 
-// balances reports whether transformers has the loss of balance for a family.
-func balances(f *Family) bool {
+// Balances reports whether transformers has the loss of balance for a family.
+func (f *Family) Balances() bool {
 	return f.Experts != nil && !f.Experts.Router.Sigmoid && !f.Experts.Apart
 }
 

@@ -145,10 +145,10 @@ var ConfigKeys = []ConfigKey{
 		Doc: "groups of experts; only glm4_moe; null: 1"},
 	{Name: "topk_group", Default: "null", Min: 1, Max: maxExperts, lacks: ignored, With: "n_group",
 		Doc: "groups in which a token can choose experts; only glm4_moe; null: 1"},
-	{Name: logitsKey, Default: "false", ours: true, has: balances, lacks: unbalanced,
+	{Name: logitsKey, Default: "false", ours: true, has: (*Family).Balances, lacks: unbalanced,
 		Doc: "add the loss of balance of the experts, as in transformers, over all tokens of a step; only families with " +
 			"experts, except glm4_moe; of config.json the key is ignored"},
-	{Name: coefKey, Default: "null", ours: true, has: balances, lacks: unbalanced, Within: "(0, inf)",
+	{Name: coefKey, Default: "null", ours: true, has: (*Family).Balances, lacks: unbalanced, Within: "(0, inf)",
 		With: logitsKey, Doc: "its factor; null: that of config.json, else 0.001"},
 	{Name: qkNormKey, Default: "false", lacks: ignored,
 		Doc: "an RMSNorm on each query and key head; only glm4_moe; qwen3 and others have it in any case"},
