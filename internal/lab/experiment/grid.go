@@ -58,7 +58,7 @@ func (e *Experiment) id(number, digits int, values map[string]any) string {
 
 // cellDefaults apply to every cell unless the experiment overrides them: log every step, without TensorBoard, and train
 // to the last step.
-var cellDefaults = []string{"log.every=1", "log.tensorboard=false", "train.early_stop.patience=0",
+var cellDefaults = []string{"log.every=auto", "log.tensorboard=false", "train.early_stop.patience=0",
 	"checkpoint.best=false"}
 
 // noWarmup applies unless a flag names a warm-up. The warm-up of the base may be longer than a cell.

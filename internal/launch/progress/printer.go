@@ -38,6 +38,7 @@ type Printer struct {
 
 	mu      sync.Mutex
 	line    line // guarded by mu
+	last    Step // guarded by mu: the newest drawn step
 	partial bool // guarded by mu: the last Write did not end its line
 
 	log     io.Writer // guarded by mu; nil until Log
@@ -53,16 +54,10 @@ func New(w io.Writer, opts Options) *Printer { return &Printer{w: w, opts: opts,
 func (p *Printer) Step(s Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.record(s.text(true) + "\n")
-	switch {
-	case p.opts.Quiet:
-	case !p.opts.Terminal:
-		fmt.Fprintln(p.w, s.text(true))
-	case s.ValLoss != nil: // rare, and worth keeping
-		p.line.clear()
-		fmt.Fprintln(p.w, s.text(true))
-		p.draw(s)
-	default:
+	if s.Line {
+		p.note(s.text(true))
+	}
+	if p.opts.Terminal && !p.opts.Quiet {
 		p.draw(s)
 	}
 }
@@ -71,7 +66,11 @@ func (p *Printer) Step(s Step) {
 func (p *Printer) Note(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	text = terminal.Text(text)
+	p.note(terminal.Text(text))
+}
+
+// note prints a permanent line. p.mu is held.
+func (p *Printer) note(text string) {
 	p.record(text + "\n")
 	if !p.opts.Quiet {
 		p.line.clear()
@@ -94,10 +93,13 @@ func (p *Printer) Write(b []byte) (int, error) {
 	return len(b), err
 }
 
-// Close leaves the last progress line on the terminal and starts a new line.
+// Close leaves the last step on the terminal, as a line of its own.
 func (p *Printer) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.last.Line {
+		p.line.clear()
+	}
 	if p.line.drawn {
 		fmt.Fprintln(p.w)
 		p.line.drawn = false
@@ -109,6 +111,7 @@ func (p *Printer) draw(s Step) {
 		fmt.Fprintln(p.w)
 		p.partial = false
 	}
+	p.last = s
 	p.line.draw(s.text(false), s.Step, s.Steps)
 }
 
@@ -210,7 +213,8 @@ type Step struct {
 	TokensPerSecond Number  `json:"tokens_per_second"`  // over all ranks
 	ValLoss         *Number `json:"val_loss,omitempty"` // nil without a validation after this step
 
-	ETA time.Duration `json:"eta"` // until the last step; negative: unknown
+	Line bool          `json:"line,omitempty"` // print a line that stays
+	ETA  time.Duration `json:"eta"`            // until the last step; negative: unknown
 }
 
 // Number is a float64 with a JSON form for NaN and infinities, which occur in the loss of a diverging run: a string.

@@ -27,7 +27,8 @@ func TestLog(t *testing.T) {
 	p := New(&out, Options{Quiet: true})
 	p.Note("a \x1b[2Jnote\nof two lines")
 	p.Log(&log)
-	p.Step(Step{Step: 1, Steps: 2, Loss: 1, ETA: -1})
+	p.Step(Step{Step: 1, Steps: 2, Loss: 1, Line: true, ETA: -1})
+	p.Step(Step{Step: 2, Steps: 2, Loss: 1, ETA: -1})
 	p.Write([]byte("half a "))
 	p.Write([]byte("line\n"))
 	p.Close()
@@ -62,13 +63,27 @@ type failing string
 
 func (f failing) Write([]byte) (int, error) { return 0, errors.New(string(f)) }
 
+// TestLastStepIsOnTheTerminalOnce checks that Close leaves the last step, and does not repeat a line that stays.
+func TestLastStepIsOnTheTerminalOnce(t *testing.T) {
+	for _, stays := range []bool{true, false} {
+		var b strings.Builder
+		p := New(&b, Options{Terminal: true})
+		p.Step(Step{Step: 1, Steps: 2, ETA: -1})
+		p.Step(Step{Step: 2, Steps: 2, Line: stays, ETA: -1})
+		p.Close()
+		if got := screen(b.String()); len(got) != 2 || !strings.HasPrefix(got[0], "step 2/2") || got[1] != "" {
+			t.Errorf("stays %v: the screen is %q", stays, got)
+		}
+	}
+}
+
 // TestTerminalLines checks the lines around the redrawn one.
 func TestTerminalLines(t *testing.T) {
 	var b strings.Builder
 	p := New(&b, Options{Terminal: true})
 	val := Number(2)
 	p.Step(Step{Step: 1, Steps: 2, Loss: 3, ETA: -1})
-	p.Step(Step{Step: 2, Steps: 2, Loss: 3, ValLoss: &val, ETA: -1})
+	p.Step(Step{Step: 2, Steps: 2, Loss: 3, ValLoss: &val, Line: true, ETA: -1})
 	bar := "step 2/2  loss 3.0000  grad_norm 0  0.0 tok/s 100%"
 	if got := screen(b.String()); len(got) != 2 || !strings.HasPrefix(got[1], bar) {
 		t.Errorf("the screen is %q", got)

@@ -55,7 +55,8 @@ func TestStepJSON(t *testing.T) {
 func TestPrinterPlain(t *testing.T) {
 	var b strings.Builder
 	p := New(&b, Options{})
-	p.Step(Step{Step: 1, Steps: 2, Loss: 1, ETA: 4 * time.Second})
+	p.Step(Step{Step: 1, Steps: 2, Loss: 1, Line: true, ETA: 4 * time.Second})
+	p.Step(Step{Step: 2, Steps: 2, Loss: 1, ETA: 4 * time.Second})
 	p.Note("checkpoint at step 1")
 	p.Write([]byte("[rank 0] hello\n"))
 	p.Close()
@@ -68,7 +69,7 @@ func TestPrinterPlain(t *testing.T) {
 func TestPrinterQuiet(t *testing.T) {
 	var b strings.Builder
 	p := New(&b, Options{Quiet: true, Terminal: true})
-	p.Step(Step{Step: 1, Steps: 2})
+	p.Step(Step{Step: 1, Steps: 2, Line: true})
 	p.Note("checkpoint")
 	p.Write([]byte("cprun: rank 2 failed\n"))
 	p.Close()

@@ -227,7 +227,7 @@ func (c *Config) Copies() bool {
 
 // Log sets the reports during training.
 type Log struct {
-	Every       int
+	Every       int // 0: auto
 	TensorBoard bool
 	Prometheus  string // address to listen on; "" for none
 	TraceSteps  int

@@ -312,7 +312,9 @@ var runKeys = []key{
 		doc: "also save after each validation with the lowest loss so far; `checkpoints/best` names that checkpoint, " +
 			"which is kept in addition to `keep`; needs data.validation"},
 
-	{path: "log.every", def: "1", min: 1, doc: "optimizer steps between two lines"},
+	{path: "log.every", def: "auto", word: "auto", min: 1,
+		doc: "optimizer steps between two lines of the output and of `metrics.jsonl`; auto: about 60 lines of a run, and " +
+			"one for each validation, while `metrics.jsonl` and TensorBoard get every step"},
 	{path: "log.tensorboard", def: "true", doc: "write TensorBoard event files to the run directory"},
 	{path: "log.prometheus", def: `""`, doc: "address to serve metrics on, such as `:9090`; empty: none"},
 	{path: "log.trace_steps", def: "0", doc: "steps to record in `trace.json`"},

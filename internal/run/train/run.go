@@ -90,6 +90,7 @@ type Report struct {
 	Text    string
 	Loss    float64
 	Metrics metrics.Step  // with Progressed, on rank 0
+	Line    bool          // with Progressed: the step gets a line of its own
 	Left    time.Duration // predicted time of the remaining steps; negative: unknown
 	// With Saved: the duration of the save, and of the pause of training.
 	Took, Paused time.Duration
@@ -345,6 +346,30 @@ func (r *run) saves(n int) bool {
 	return !r.opts.NoSave && (n == r.cfg.Train.Steps || every > 0 && n%every == 0)
 }
 
+// lines bounds the lines of a run with log.every auto, without the first few and those of validations.
+const lines = 60
+
+// prints reports whether the n-th step gets a line in any case. With log.every auto these are the first and the last
+// one, every n-th with n of 1, 2, 5, 10, 20, …, and before that the same numbers, so that slow steps show early.
+func (r *run) prints(n int) bool {
+	steps, every := r.cfg.Train.Steps, r.cfg.Log.Every
+	if every == 0 {
+		every = roundUp((steps + lines - 1) / lines)
+	}
+	return n == steps || n%every == 0 || r.cfg.Log.Every == 0 && (n == r.began+1 || n < every && n == roundUp(n))
+}
+
+// roundUp returns the least of 1, 2, 5, 10, 20, 50, … that is at least n.
+func roundUp(n int) int {
+	for unit := 1; ; unit *= 10 {
+		for _, round := range []int{unit, 2 * unit, 5 * unit} {
+			if round >= n {
+				return round
+			}
+		}
+	}
+}
+
 // endsEarly reports whether train.early_stop ends the run. All ranks have the same losses.
 func (r *run) endsEarly() bool {
 	n := r.cfg.Train.EarlyStop.Patience
@@ -399,7 +424,8 @@ func (r *run) after(ctx context.Context, res Result) error {
 			return err
 		}
 	}
-	if due := res.Step%r.cfg.Log.Every == 0 || res.Step == steps || val != nil || res.Stop || finite != nil; !due {
+	line := r.prints(res.Step) || val != nil || res.Stop || finite != nil
+	if !line && r.cfg.Log.Every > 0 {
 		return nil
 	}
 	waited, known := r.waitedFor()
@@ -441,7 +467,8 @@ func (r *run) after(ctx context.Context, res Result) error {
 	if !ok {
 		left = -1
 	}
-	r.opts.report(Report{Kind: Progressed, Step: int64(res.Step), Steps: int64(steps), Metrics: m, Left: left})
+	r.opts.report(Report{Kind: Progressed, Step: int64(res.Step), Steps: int64(steps), Metrics: m, Left: left,
+		Line: line})
 	return finite
 }
 

@@ -180,7 +180,7 @@ func (p *process) report(r train.Report) {
 		s := progress.Step{
 			Step: r.Step, Steps: r.Steps, Loss: progress.Number(m.Loss), GradNorm: progress.Number(m.GradNorm),
 			LR: progress.Number(m.LR), TokensPerSecond: progress.Number(m.TokensPerSecond),
-			ETA: r.Left,
+			ETA: r.Left, Line: r.Line,
 		}
 		if m.ValLoss != nil {
 			s.ValLoss = new(progress.Number(*m.ValLoss))
