@@ -19,6 +19,50 @@ var selfExplaining = []string{"String", "Error", "Unwrap", "MarshalJSON", "Unmar
 // articles may come before a type's name: "A Kernel computes ...".
 var articles = []string{"A", "An", "The"}
 
+// TestExamplesInCommentsNameWhatExists checks that the examples in package comments name what packages export.
+func TestExamplesInCommentsNameWhatExists(t *testing.T) {
+	exported, examples := map[string]map[string]bool{}, map[string]string{} // by package; by path
+	walk(t, func(path string, src []byte) {
+		file, err := parser.ParseFile(token.NewFileSet(), path, src, parser.ParseComments)
+		if err != nil || strings.HasSuffix(path, "_test.go") {
+			return
+		}
+		name := file.Name.Name
+		if exported[name] == nil {
+			exported[name] = map[string]bool{}
+		}
+		for _, decl := range file.Decls {
+			switch d := decl.(type) {
+			case *ast.FuncDecl:
+				exported[name][d.Name.Name] = true
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					switch s := spec.(type) {
+					case *ast.TypeSpec:
+						exported[name][s.Name.Name] = true
+					case *ast.ValueSpec:
+						for _, ident := range s.Names {
+							exported[name][ident.Name] = true
+						}
+					}
+				}
+			}
+		}
+		for line := range strings.Lines(file.Doc.Text()) {
+			if strings.HasPrefix(line, "\t") {
+				examples[path] += line
+			}
+		}
+	})
+	for path, text := range examples {
+		for _, m := range regexp.MustCompile(`\b([a-z]\w*)\.([A-Z]\w*)`).FindAllStringSubmatch(text, -1) {
+			if names := exported[m[1]]; names != nil && !names[m[2]] {
+				t.Errorf("%s: the package comment shows %s, which does not exist", path, m[0])
+			}
+		}
+	}
+}
+
 // TestCommentsBeginWithTheirName checks Go's conventions. The comment of an exported function or method begins with its
 // name and a verb: "New returns ...", not "New is ...". The comment of an exported type, constant or variable begins with
 // its name. Groups of constants or variables, fields of exported structs and methods of exported interfaces have a

@@ -30,6 +30,23 @@ func Example() {
 	// balance 1.00
 }
 
+// An index returns the tiles of any two ranks.
+func ExampleNewIndex() {
+	const n, ranks = 16, 2
+	layout := partition.LayoutName("zigzag").Layout(nil)
+	mask, err := partition.NewMask(true, -1, n, n, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	index := partition.NewIndex(partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: layout, Mask: mask})
+	for _, t := range index.Tiles(1, 0) {
+		fmt.Println(t.Q, t.K, t.Pairs())
+	}
+	// Output:
+	// {0 8} {0 4} 32
+}
+
 // Contiguous parts are the plainest layout, and the last rank then works nearly twice the mean.
 func ExampleBalance() {
 	for _, l := range []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}} {

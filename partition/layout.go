@@ -2,7 +2,7 @@
 // keys, Tiles, that a rank computes against another rank's keys. It is integers only: no tensors, no devices, no
 // goroutines, and it imports nothing of this module.
 //
-//	layout, err := partition.New("zigzag", nil)
+//	layout := partition.LayoutName("zigzag").Layout(nil)
 //	mask, err := partition.NewMask(true, -1, n, n, nil)
 //	index := partition.NewIndex(partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: layout, Mask: mask})
 //	tiles := index.Tiles(rank, owner)
