@@ -393,7 +393,8 @@ func (c *coordinator) dialed(addr string, err error) {
 	}
 	if c.index == 0 && c.role == seeking && c.search.failed(addr, err, c.now) {
 		status := launch.ExitFailed
-		if r := (*wire.Refusal)(nil); errors.As(err, &r) && r.Proven { // another start would be refused too
+		r := (*wire.Refusal)(nil)
+		if errors.As(err, &r) && r.Proven || errors.Is(err, wire.ErrForeign) { // another start would end the same way
 			status = launch.ExitInput
 		}
 		c.failAs(status, err.Error())

@@ -259,6 +259,32 @@ func TestTakenRendezvous(t *testing.T) {
 	})
 }
 
+// TestAnotherProgramAtTheRendezvous checks that a program that is no agent ends the job at once, as an input error.
+func TestAnotherProgramAtTheRendezvous(t *testing.T) {
+	j := newTestJob(t, 2, func(i int, c *Config) {
+		c.NodeRank, c.Meets, c.JoinTimeout = i, i == 0, time.Hour
+		if i == 1 {
+			c.Port = 0
+		}
+	})
+	other, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", j.port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	go func() { // ends with the listener
+		for conn, err := other.Accept(); err == nil; conn, err = other.Accept() {
+			conn.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+			conn.Close()
+		}
+	}()
+	j.join(0)
+	_, err = j.hosts[0].Next(t.Context())
+	if err := isOver(err, launch.ExitInput, "another program answers there"); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestFailureAndRestart checks that a failure on one node ends the start on all, and another follows.
 func TestFailureAndRestart(t *testing.T) {
 	joinAll(t, 3, nil).forAll(func(h *host) error {

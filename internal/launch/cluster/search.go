@@ -83,7 +83,8 @@ func (s *search) ended(addr string, err error, now time.Time) {
 func (s *search) rendezvous(addr string) bool { return len(s.cfg.Seeds) > 0 && addr == s.cfg.Seeds[0] }
 
 // failed handles a failed dial before the first start. It returns true if this agent must end: an agent of the job
-// refuses it, or a foreign process stays at the rendezvous. The previous job may still use the port for a while.
+// refuses it, another program answers at the rendezvous, or the agent of another job stays there: the previous job may
+// still use the port for a while.
 func (s *search) failed(addr string, err error, now time.Time) (end bool) {
 	refusal := (*wire.Refusal)(nil)
 	refused := errors.As(err, &refusal) && !errors.Is(err, wire.ErrBoth)
@@ -92,6 +93,8 @@ func (s *search) failed(addr string, err error, now time.Time) (end bool) {
 		return true
 	case !s.rendezvous(addr):
 		return false
+	case errors.Is(err, wire.ErrForeign):
+		return true
 	case !refused:
 		s.foreignSince = time.Time{}
 	case s.foreignSince.IsZero():

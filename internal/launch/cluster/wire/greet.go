@@ -67,6 +67,9 @@ var (
 	ErrBoth = errors.New("both agents dialed each other")
 )
 
+// ErrForeign ends a handshake with a program that does not speak TLS, which no agent of any job is.
+var ErrForeign = errors.New("another program answers there, not cprun: stop it, or name a free port with --rendezvous")
+
 // errKeys refuses a peer without the key.
 var errKeys = errors.New("its certificate is not of this job, or the keys of the two differ: give all nodes the same " +
 	"key file, by CPRUN_KEY_FILE or by a shared --run-dir")
@@ -122,7 +125,7 @@ func (p *Config) handshake(ctx context.Context, conn *tls.Conn, dialer bool) (he
 	if err != nil {
 		conn.NetConn().Close()
 		if refusal := (*Refusal)(nil); !errors.As(err, &refusal) {
-			err = fmt.Errorf("agent at %s: handshake: %w", s.from, err)
+			err = fmt.Errorf("handshake with %s: %w", s.from, err)
 		}
 	}
 	return hello, err
@@ -134,8 +137,11 @@ type handshake struct {
 	from string // the peer's address
 }
 
-// explain returns a Refusal if a side lacks the job's key.
+// explain returns a Refusal if a side lacks the job's key, and ErrForeign if the peer is no agent.
 func (s *handshake) explain(err error) error {
+	if errors.As(err, new(tls.RecordHeaderError)) {
+		return ErrForeign
+	}
 	if text := err.Error(); strings.Contains(text, "certificate") {
 		return &Refusal{Peer: s.from, Text: errKeys.Error(), Theirs: strings.HasPrefix(text, "remote error")}
 	}

@@ -434,7 +434,7 @@ func TestHandshakeEnds(t *testing.T) {
 		says   string
 	}{
 		"no answer":   {answer: "-", is: context.DeadlineExceeded},
-		"no TLS":      {answer: "-HTTP/1.1 400 Bad Request", says: "does not look like a TLS handshake"},
+		"no TLS":      {answer: "-HTTP/1.1 400 Bad Request", is: ErrForeign, says: "another program"},
 		"silence":     {answer: "\x00", is: context.DeadlineExceeded},
 		"an end":      {is: io.EOF},
 		"no JSON":     {answer: "\x00\x00\x00\x01{", says: "greeting: "},
@@ -466,7 +466,7 @@ func TestHandshakeEnds(t *testing.T) {
 			}
 		}()
 		_, err := Dial(ctx, a, testConfig(t, nil))
-		if err == nil || !strings.Contains(err.Error(), "agent at pipe: ") || !strings.Contains(err.Error(), c.says) ||
+		if err == nil || !strings.Contains(err.Error(), "pipe: ") || !strings.Contains(err.Error(), c.says) ||
 			c.is != nil && !errors.Is(err, c.is) || errors.As(err, new(*Refusal)) != (name == "another job") {
 			t.Errorf("%s: error %v", name, err)
 		}
