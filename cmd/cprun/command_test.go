@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -63,7 +64,7 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		"bench train G --trace /nonexistent/x.json":                            {"--trace: /nonexistent"},
 		"bench attention --seq 1T --quick":                                     {"--seq 1099511627776", "GiB"},
 		"bench attention --seq 64 --documents G":                               {"--seq has no effect"},
-		"scale --sbatch=-p=gpu ../../examples/scale/opticks.yaml":              {"--sbatch needs --slurm"},
+		"scale --sbatch=-p=gpu ../../examples/scale/lengths.yaml":              {"--sbatch needs --slurm"},
 		"report G --out /nonexistent/x.html":                                   {"--out: /nonexistent"},
 		"attention --in IN --out D/":                                           {"--out", "is a directory"},
 		"attention --in IN --out " + fixtures + "../testdata/docs.safetensors": {"--out", "also --in"},
@@ -93,6 +94,22 @@ func TestAnotherModelInTheRunDirectoryIsRefused(t *testing.T) {
 	for _, args := range [][]string{{"--run-dir", dir}, {"--run-dir", filepath.Join(t.TempDir(), "new"), "--resume", dir}} {
 		refused(t, dir, []string{"of another model", "intermediate_size is 64 in the checkpoint and 40 here"},
 			append(args, "--set", "model.intermediate_size=40", config)...)
+	}
+}
+
+// A port of log.prometheus that is in use is found before anything is created or started.
+func TestAPortInUseIsRefused(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dir := filepath.Join(t.TempDir(), "run")
+	invalid(t, []string{"--run-dir", dir, "--set", "log.prometheus=" + l.Addr().String(), small(t, 1)}, "log.prometheus",
+		"in use", "choose another port")
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("%s was made (%v)", dir, err)
 	}
 }
 

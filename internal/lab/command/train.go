@@ -22,6 +22,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/metrics"
 	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/internal/run/train"
 	"github.com/cprun/cprun/internal/text/data"
@@ -145,6 +146,11 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int) (
 		Note: func(text string) { fmt.Fprintln(o.Stderr, terminal.Text(text)) }})
 	if err != nil {
 		return r, &InputError{err}
+	}
+	if p := cfg.Log.Prometheus; p != "" && o.job == "" { // of several nodes, rank 0 is perhaps on another
+		if err := metrics.CheckPrometheus(p); err != nil {
+			return r, &InputError{err}
+		}
 	}
 	found, err := train.Check(cfg)
 	if err != nil {

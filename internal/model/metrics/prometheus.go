@@ -46,16 +46,9 @@ type Prometheus struct {
 //
 // The counters of this process begin after step resumed.
 func ServePrometheus(address string, resumed int64) (*Prometheus, error) {
-	if !strings.Contains(address, ":") {
-		address = ":" + address
-	}
-	host, port, err := net.SplitHostPort(address)
+	l, err := listen(address)
 	if err != nil {
-		return nil, fmt.Errorf("log.prometheus %q: %w; write host:port", address, err)
-	}
-	l, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
-	if err != nil {
-		return nil, fmt.Errorf("log.prometheus %q: %w; choose another port, or \"\" for none", address, err)
+		return nil, err
 	}
 	registry := prometheus.NewRegistry()
 	p := newPrometheus(registry)
@@ -71,6 +64,30 @@ func ServePrometheus(address string, resumed int64) (*Prometheus, error) {
 	p.served = make(chan error, 1)
 	go func() { p.served <- p.server.Serve(netutil.LimitListener(l, maxScrapes)) }()
 	return p, nil
+}
+
+// CheckPrometheus returns the error that ServePrometheus would return.
+func CheckPrometheus(address string) error {
+	l, err := listen(address)
+	if err == nil {
+		err = l.Close()
+	}
+	return err
+}
+
+func listen(address string) (net.Listener, error) {
+	if !strings.Contains(address, ":") {
+		address = ":" + address
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("log.prometheus %q: %w; write host:port", address, err)
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
+	if err != nil {
+		return nil, fmt.Errorf("log.prometheus %q: %w; choose another port, or \"\" for none", address, err)
+	}
+	return l, nil
 }
 
 func newPrometheus(r *prometheus.Registry) *Prometheus {
