@@ -78,11 +78,11 @@ func (r *Report) Add(row Row) string {
 		return row.Packed.line()
 	case row.Comm != nil:
 		r.Comm = append(r.Comm, *row.Comm)
-		return fmt.Sprintf("%s of %d bytes over %s: %.3g GB/s", row.Comm.Call, row.Comm.Bytes, row.Comm.Transport,
-			row.Comm.GBps)
+		return fmt.Sprintf("%s of %d bytes over %s: %s GB/s", row.Comm.Call, row.Comm.Bytes, row.Comm.Transport,
+			readable.Number(row.Comm.GBps))
 	case row.Ops != nil:
 		r.Ops = append(r.Ops, *row.Ops)
-		return fmt.Sprintf("%s: %.3g %s", row.Ops.Name, row.Ops.Rate, row.Ops.Unit)
+		return fmt.Sprintf("%s: %s %s", row.Ops.Name, readable.Number(row.Ops.Rate), row.Ops.Unit)
 	case row.Calibrate != nil:
 		set, more := &r.Costs, row.Calibrate
 		set.Attention, set.Products = append(set.Attention, more.Attention...), append(set.Products, more.Products...)

@@ -327,3 +327,15 @@ func TestSpecsAreChecked(t *testing.T) {
 		t.Error("transfers of one rank were accepted")
 	}
 }
+
+// TestProgressLines checks the numbers in the lines of progress.
+func TestProgressLines(t *testing.T) {
+	for want, row := range map[string]Row{
+		"dX: 1,090 TFLOP/s":                     {Ops: &Operation{Name: "dX", Rate: 1090, Unit: "TFLOP/s"}},
+		"sum of 8 bytes over nccl: 0.0123 GB/s": {Comm: &Transfer{Call: "sum", Bytes: 8, Transport: "nccl", GBps: 0.0123}},
+	} {
+		if got := new(Report).Add(row); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
