@@ -367,8 +367,8 @@ func scaleCommand() *cobra.Command {
 		Short: "run a grid of configs and compare the results",
 		Long: `Runs every combination of a grid, such as lengths by ranks by algorithms, and writes results.csv, results.json
 and report.html. Failures and out-of-memory are recorded as results. Repeat the command to resume.`,
-		Example: "  cprun scale examples/scale/opticks.yaml\n" +
-			"  cprun scale examples/scale/opticks.yaml --out runs/scaling --set train.steps=20\n" +
+		Example: "  cprun scale examples/scale/lengths.yaml\n" +
+			"  cprun scale examples/scale/lengths.yaml --out runs/scaling --set train.steps=20\n" +
 			"  cprun scale examples/scale/h200.yaml --plan --assume arch=sm90,cudnn=9.10.2,memory=141G\n" +
 			"  cprun scale examples/scale/h200.yaml --slurm --out /shared/scaling --sbatch=--partition=gpu " +
 			"--sbatch=--gpus-per-node=8",
