@@ -14,8 +14,12 @@ model: {vocab_size: 422, hidden_size: 32, intermediate_size: 64, num_hidden_laye
 data: {path: `+chats+`/messages.parquet, tokenizer: `+chats+`, seq_len: 128, pack_documents: true}
 train: {steps: 3}
 `)
-	dir, said := trains(t, "--nproc", "2", config)
+	dir, said := trains(t, "--nproc", "2", "--set", "log.samples={every: 3, prompts: [Hi]}", config)
 	contains(t, "stderr", said, "8 documents")
+	want := generated(t, dir, "--chat", "Hi", "--max-tokens", "64", "--temperature", "0")
+	if got := answers(t, dir, 3)["Hi"]; got != want {
+		t.Errorf("the message is answered by %q, want %q", got, want)
+	}
 	for _, chat := range []string{"Hi", write(t, t.TempDir(), "chat.json", `[{"role":"user","content":"Hi"}]`)} {
 		contains(t, chat, generated(t, dir, "--chat", chat, "--max-tokens", "9", "--echo"), "Hi")
 	}

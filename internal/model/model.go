@@ -174,6 +174,14 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	return m
 }
 
+// CacheBytes returns the bytes of the keys, values and states of a number of tokens, with keys of size bytes an element.
+func CacheBytes(cfg *hf.Config, tokens int, size int64) (n int64) {
+	for _, l := range cfg.Layers() {
+		n += int64(l.Mixer.KVHeads)*int64(l.Mixer.Dim+l.Mixer.DimV)*int64(tokens)*size + l.Mixer.Delta.StateBytes()
+	}
+	return n
+}
+
 // lowest returns the lowest layer with a trained parameter; -1 if the embedding is trained, the number of layers if
 // none is.
 func lowest(cfg *hf.Config, flat *FlatLayout) int {

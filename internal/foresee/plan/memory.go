@@ -26,7 +26,7 @@ type Memory struct {
 	Optimizer   int64 `json:"optimizer"`
 	Activations int64 `json:"activations"`
 	RingBuffers int64 `json:"ring_buffers"`
-	Batches     int64 `json:"batches"`   // tokens, targets and the tables of rotary embeddings
+	Batches     int64 `json:"batches"`   // tokens, targets and tables of rotary embeddings; the cache of log.samples
 	Workspace   int64 `json:"workspace"` // of the kernels and the libraries
 	fused       int64 // the part of Workspace used by fused attention
 	Context     int64 `json:"context"` // estimate
@@ -270,6 +270,10 @@ func (m *Memory) state(cfg *config.Config, flat *model.FlatLayout, ranks, batch 
 	}
 	m.Weights, m.Compute, m.Gradients = meter[state.Weights], meter[state.Compute], meter[state.Gradients]
 	m.Frozen, m.Optimizer, m.Batches = meter[state.Base], meter[state.Moments], meter[state.Inputs]
+	if cfg.Log.Samples.Every > 0 {
+		m.Batches += model.CacheBytes(&cfg.Model.Config, config.MaxPrompt+config.MaxAnswer, int64(dtype.Size())) +
+			int64(cfg.Model.VocabSize)*int64(dtype.Size()+tensor.F32.Size())
+	}
 	m.HostOptimizer = meter[state.OnHost+state.Weights] + meter[state.OnHost+state.Moments]
 	return nil
 }

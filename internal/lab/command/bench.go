@@ -277,7 +277,8 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	set := append(o.Set[:len(o.Set):len(o.Set)],
 		fmt.Sprintf("train.steps=%d", o.Warmup+o.Steps), "train.epochs=null",
 		"data.validation={path: null, every: 0, samples: 0}", "train.early_stop.patience=0", "checkpoint.best=false",
-		"checkpoint.every=0", "log.every=auto", "lr_schedule.warmup_steps=0", "lr_schedule.warmup_ratio=null")
+		"checkpoint.every=0", "log.every=auto", "log.samples.every=0", "lr_schedule.warmup_steps=0",
+		"lr_schedule.warmup_ratio=null")
 	if o.Trace != "" {
 		set = append(set, fmt.Sprintf("log.trace_steps=%d", tracedSteps))
 	}

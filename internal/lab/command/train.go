@@ -164,6 +164,10 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int) (
 	if r.choice, err = choose(cfg, o.machine); err != nil {
 		return r, err
 	}
+	if cfg.Log.Samples.Every > 0 && cfg.Parallel.Backend == "fused" { // it prepares slowly for each length of a text
+		return r, &InputError{cfg.Fault("log.samples.every", errors.New("answers need attention.backend flash, and this "+
+			"run takes fused; set it, or every to 0"))}
+	}
 	if r.memory, err = plan.Fit(cfg, ranks, o.machine, found); err == nil {
 		err = r.memory.Check()
 	}

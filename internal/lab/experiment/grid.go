@@ -56,10 +56,10 @@ func (e *Experiment) id(number, digits int, values map[string]any) string {
 	return name[:min(len(name), maxID)]
 }
 
-// cellDefaults apply to every cell unless the experiment overrides them: log every step, without TensorBoard, and train
-// to the last step.
-var cellDefaults = []string{"log.every=auto", "log.tensorboard=false", "train.early_stop.patience=0",
-	"checkpoint.best=false"}
+// cellDefaults apply to every cell unless the experiment overrides them: log every step, without samples and
+// TensorBoard, and train to the last step.
+var cellDefaults = []string{"log.every=auto", "log.samples.every=0", "log.tensorboard=false",
+	"train.early_stop.patience=0", "checkpoint.best=false"}
 
 // noWarmup applies unless a flag names a warm-up. The warm-up of the base may be longer than a cell.
 const noWarmup = "lr_schedule.warmup_steps=0"

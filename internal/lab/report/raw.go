@@ -109,7 +109,7 @@ func (t *thinner) add(s metrics.Step) {
 
 func (t *thinner) steps() []metrics.Step { return slices.Concat(t.stretches...) }
 
-// extremes keeps the steps with the lowest and the highest loss, and steps with a validation.
+// extremes keeps the steps with the lowest and the highest loss, and steps with a validation or samples.
 func extremes(steps []metrics.Step) []metrics.Step {
 	lo, hi := 0, len(steps)-1
 	for i, s := range steps {
@@ -122,7 +122,7 @@ func extremes(steps []metrics.Step) []metrics.Step {
 	}
 	kept := steps[:0]
 	for i, s := range steps {
-		if i == lo || i == hi || s.ValLoss != nil {
+		if i == lo || i == hi || s.ValLoss != nil || s.Samples != nil {
 			kept = append(kept, s)
 		}
 	}

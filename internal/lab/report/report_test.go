@@ -107,6 +107,7 @@ func TestUntrustedTextIsEscaped(t *testing.T) {
 		e.Cells[i].Values[evil] = []any{evil, "b"}[i%2]
 	}
 	r := in.Runs[0]
+	r.Steps[0].Samples = []metrics.Sample{{Prompt: evil, Text: evil + strings.Repeat("long", maxText)}}
 	r.Name, r.Command, r.Commit, r.Machine, r.Missing = evil, evil, evil, evil, []string{evil}
 	for i := range r.Slices {
 		r.Slices[i].Detail += evil

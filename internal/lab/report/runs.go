@@ -149,11 +149,45 @@ func (p *page) runs(runs []Run, n int) {
 		}
 		p.figure(f)
 	}
+	for i := range runs {
+		p.samples(&runs[i])
+	}
 	p.layouts(runs)
 	for i := range runs {
 		p.timeline(&runs[i])
 	}
 	p.Files = append(p.Files, rawFiles(runs)...)
+}
+
+// Bounds of the table of samples.
+const (
+	maxSampled = 40   // steps
+	maxPrompts = 20   // prompts of a step
+	maxText    = 1000 // bytes of a prompt or an answer
+)
+
+// samples adds a table of the answers to log.samples.
+func (p *page) samples(r *Run) {
+	t := &table{Caption: "Answers by step", Columns: []string{"step", "prompt", "answer"}}
+	steps := slices.DeleteFunc(slices.Clone(r.Steps), func(s metrics.Step) bool { return len(s.Samples) == 0 })
+	for _, s := range steps[max(0, len(steps)-maxSampled):] {
+		for _, a := range s.Samples[:min(len(s.Samples), maxPrompts)] {
+			t.Rows = append(t.Rows, []cell{{Text: readable.Count(s.Step), Head: true}, text(clipped(a.Prompt)),
+				text(clipped(a.Text))})
+		}
+	}
+	if len(t.Rows) > 0 {
+		p.figure(&figure{Title: "Answers to prompts" + r.suffix, Kind: "table", Section: learning, Table: t,
+			Caption: fmt.Sprintf("The likeliest tokens after each prompt of log.samples, in the last %d rounds.",
+				min(len(steps), maxSampled))})
+	}
+}
+
+func clipped(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxText], "") + "…"
 }
 
 // distinct makes the names of runs unique, and adds them to the titles of figures if there are several.

@@ -228,9 +228,22 @@ func (c *Config) Copies() bool {
 // Log sets the reports during training.
 type Log struct {
 	Every       int // 0: auto
+	Samples     Samples
 	TensorBoard bool
 	Prometheus  string // address to listen on; "" for none
 	TraceSteps  int
+}
+
+// Bounds of log.samples, for its time and memory: tokens of a prompt and of an answer.
+const (
+	MaxPrompt = 1024
+	MaxAnswer = 64
+)
+
+// Samples sets the prompts that the model answers during training.
+type Samples struct {
+	Every   int // 0: none
+	Prompts []string
 }
 
 // Deadline limits the wait of a rank in one transfer if parallel.deadline is auto and no steps have been timed.

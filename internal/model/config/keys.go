@@ -82,6 +82,8 @@ var sections = []struct{ path, doc string }{
 	{"memory", "State to keep, recompute, chunk and shard."},
 	{"checkpoint", "How often state is saved. A run also saves at its end and on SIGTERM or Ctrl-C."},
 	{"log", "Reports during training."},
+	{"log.samples", "Answers of the model to prompts during training, of up to 64 of the likeliest tokens, in the log, " +
+		"`metrics.jsonl`, TensorBoard and the report. Where the data have messages, a prompt is a message of the user."},
 }
 
 var keys = append(modelKeys(), runKeys...)
@@ -315,6 +317,8 @@ var runKeys = []key{
 	{path: "log.every", def: "auto", word: "auto", min: 1,
 		doc: "optimizer steps between two lines of the output and of `metrics.jsonl`; auto: about 60 lines of a run, and " +
 			"one for each validation, while `metrics.jsonl` and TensorBoard get every step"},
+	{path: "log.samples.every", def: "0", doc: "optimizer steps between two rounds of answers; 0: none"},
+	{path: "log.samples.prompts", def: "[]", doc: "the prompts, each of at most 1024 tokens"},
 	{path: "log.tensorboard", def: "true", doc: "write TensorBoard event files to the run directory"},
 	{path: "log.prometheus", def: `""`, doc: "address to serve metrics on, such as `:9090`; empty: none"},
 	{path: "log.trace_steps", def: "0", doc: "steps to record in `trace.json`"},

@@ -127,6 +127,9 @@ func trainRules(c *Config, f *faults) {
 		f.add("train.early_stop.patience", "%d needs the loss on held-out text; set data.validation.path and every, or "+
 			"write 0", n)
 	}
+	if s := c.Log.Samples; s.Every > 0 && len(s.Prompts) == 0 && f.ok("log.samples.every", "log.samples.prompts") {
+		f.add("log.samples.prompts", "missing, since samples.every is %d; write some, or set every to 0", s.Every)
+	}
 	if c.Checkpoint.Best && v.Every == 0 && f.ok("checkpoint.best", "data.validation.every") {
 		f.add("checkpoint.best", "true needs the loss on held-out text; set data.validation.path and every, or write "+
 			"false")

@@ -105,9 +105,17 @@ type Step struct {
 	ExpertImbalance *Float `json:"expert_imbalance,omitempty"`
 	ValLoss         *Float `json:"val_loss,omitempty"`   // nil on steps without validation
 	EarlyStop       bool   `json:"early_stop,omitempty"` // the run ends with this step, before its last
+	// Samples are answers of the model after the step.
+	Samples []Sample `json:"samples,omitempty"`
 
 	// ValLosses has the validation loss of each source if there are several, as val_loss/<name>.
 	ValLosses map[string]Float `json:"-"`
+}
+
+// Sample is a prompt with the model's answer.
+type Sample struct {
+	Prompt string `json:"prompt"`
+	Text   string `json:"text"`
 }
 
 const ofSource = "val_loss/"

@@ -61,7 +61,12 @@ func CreateTensorBoard(dir *os.Root, resumed int64, config string) (*TensorBoard
 // Write appends one event with a value for each tag of the step. It writes a NaN loss as NaN, which TensorBoard marks,
 // and omits absent values.
 func (t *TensorBoard) Write(s Step) error {
-	if err := t.records(stepEvent(time.Now(), s)); err != nil {
+	now := time.Now()
+	events := [][]byte{stepEvent(now, s)}
+	for i, sample := range s.Samples {
+		events = append(events, textEvent(now, s.Step, fmt.Sprintf("samples/%d", i+1), sample.Prompt+"\n\n"+sample.Text))
+	}
+	if err := t.records(events...); err != nil {
 		return fmt.Errorf("step %d: %w", s.Step, err)
 	}
 	return nil

@@ -24,14 +24,16 @@ type View = tensor.View
 // pieceRows is the maximum number of tokens of one pass. More would make activations large and interrupts slow.
 const pieceRows = 256
 
-// Model is a float32 model on a device, with the sequence read so far. It is not safe for concurrent use.
+// Model is a model on a device, with the sequence read so far. It is not safe for concurrent use.
 type Model struct {
 	cfg    *hf.Config
 	dev    *device.Device
+	rows   int // of a pass, at most
 	cache  *cache
 	model  *model.Model
 	rope   *model.Rope
 	arena  *tensor.Arena
+	scores View   // as the model computes the logits
 	logits mirror // one per vocabulary entry
 	ids    mirror // of a pass
 	cos    mirror
@@ -45,11 +47,7 @@ type mirror struct{ dev, host View }
 // states. The activations of up to pieceRows tokens are extra.
 func Bytes(cfg *hf.Config, tokens int) (weights, cache int64) {
 	size := int64(tensor.F32.Size())
-	for _, l := range cfg.Layers() {
-		cache += int64(l.Mixer.KVHeads) * int64(l.Mixer.Dim+l.Mixer.DimV) * int64(tokens) * size
-		cache += l.Mixer.Delta.StateBytes()
-	}
-	return model.NewLayout(cfg, 1).Size() * size, cache
+	return model.NewLayout(cfg, 1).Size() * size, model.CacheBytes(cfg, tokens, size)
 }
 
 // New returns a model with an empty cache for the given tokens. read sets dst to all elements of a parameter. cfg must
@@ -61,18 +59,31 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 	if err != nil {
 		return nil, err
 	}
-	angles := cfg.AllPairs() // of a token
-	m = &Model{cfg: cfg, dev: dev, rope: model.NewRope(cfg)}
-	if m.cache, err = newCache(cfg, dev, tokens); err != nil {
+	arena, err := dev.Arena("activations", 0)
+	if err != nil {
 		return nil, err
 	}
+	return Over(cfg, dev, *params, model.Options{}, arena, tokens, pieceRows)
+}
+
+// Over does what New does over weights that the caller holds, of any type. A pass reads at most rows tokens, with its
+// activations in arena.
+func Over(cfg *hf.Config, dev *device.Device, params model.Params, opt model.Options, arena *tensor.Arena,
+	tokens, rows int) (m *Model, err error) {
+	angles := cfg.AllPairs() // of a token
+	m = &Model{cfg: cfg, dev: dev, rows: min(rows, pieceRows), rope: model.NewRope(cfg), arena: arena}
+	dtype := params.Compute.DType()
+	if m.cache, err = newCache(cfg, dev, dtype, tokens); err != nil {
+		return nil, err
+	}
+	m.cache.arena = arena
 	for _, v := range []struct {
 		to *mirror
 		t  tensor.DType
 		n  int
 	}{
-		{&m.logits, tensor.F32, cfg.VocabSize}, {&m.ids, tensor.I32, pieceRows},
-		{&m.cos, tensor.F32, pieceRows * angles}, {&m.sin, tensor.F32, pieceRows * angles},
+		{&m.logits, tensor.F32, cfg.VocabSize}, {&m.ids, tensor.I32, m.rows},
+		{&m.cos, tensor.F32, m.rows * angles}, {&m.sin, tensor.F32, m.rows * angles},
 	} {
 		if v.to.dev, err = dev.Vector("tokens", v.t, v.n); err == nil {
 			v.to.host, err = dev.HostVector("inputs", v.t, v.n)
@@ -81,12 +92,19 @@ func New(ctx context.Context, cfg *hf.Config, dev *device.Device, tokens int,
 			return nil, err
 		}
 	}
-	if m.arena, err = dev.Arena("activations", 0); err != nil {
-		return nil, err
+	if m.scores = m.logits.dev; dtype != tensor.F32 {
+		if m.scores, err = dev.Vector("tokens", dtype, cfg.VocabSize); err != nil {
+			return nil, err
+		}
 	}
-	m.cache.arena = m.arena
-	m.model = model.New(cfg, dev.Ops, m.cache, *params, model.Options{})
+	m.model = model.New(cfg, dev.Ops, m.cache, params, opt)
 	return m, nil
+}
+
+// Reset empties the cache.
+func (m *Model) Reset() {
+	m.cache.read = 0
+	m.dev.Ops.Zero(slices.Concat(m.cache.state, m.cache.before)...)
 }
 
 // readParams fills all parameters, also those that training never changes.
@@ -140,7 +158,7 @@ func (m *Model) Read(ctx context.Context, ids []int32) ([]float32, error) {
 		return nil, fmt.Errorf("%d more tokens after %d do not fit in %d", len(ids), m.Len(), m.Room())
 	}
 	for total := m.Len() + len(ids); len(ids) > 0; {
-		n := min(len(ids), pieceRows)
+		n := min(len(ids), m.rows)
 		if err := m.pass(ctx, ids[:n], total); err != nil {
 			return nil, err
 		}
@@ -165,8 +183,11 @@ func (m *Model) pass(ctx context.Context, ids []int32, total int) (err error) {
 	m.dev.Store.Upload(b.Cos, rows(m.cos.host))
 	m.dev.Store.Upload(b.Sin, rows(m.sin.host))
 	m.cache.rows = n
-	if err := m.model.Logits(m.arena, b, m.logits.dev); err != nil {
+	if err := m.model.Logits(m.arena, b, m.scores); err != nil {
 		return err
+	}
+	if m.scores != m.logits.dev {
+		m.dev.Ops.Copy(m.logits.dev, m.scores)
 	}
 	m.cache.read += n
 	m.dev.Store.Download(m.logits.host, m.logits.dev)
@@ -183,7 +204,7 @@ type cache struct {
 	*states
 }
 
-func newCache(cfg *hf.Config, dev *device.Device, room int) (*cache, error) {
+func newCache(cfg *hf.Config, dev *device.Device, dtype tensor.DType, room int) (*cache, error) {
 	recurrent, err := newStates(cfg, dev)
 	if err != nil {
 		return nil, err
@@ -192,11 +213,11 @@ func newCache(cfg *hf.Config, dev *device.Device, room int) (*cache, error) {
 	for _, l := range cfg.Layers() {
 		m := l.Mixer
 		for list, dim := range map[*[]View]int{&c.k: m.Dim, &c.v: m.DimV} {
-			v, err := dev.Vector("keys and values", tensor.F32, room*m.KVHeads*dim)
+			v, err := dev.Vector("keys and values", dtype, room*m.KVHeads*dim)
 			if err != nil {
 				return nil, err
 			}
-			*list = append(*list, tensor.Dense(v.Memory(), tensor.F32, 0, [4]int{1, room, m.KVHeads, dim}))
+			*list = append(*list, tensor.Dense(v.Memory(), dtype, 0, [4]int{1, room, m.KVHeads, dim}))
 		}
 	}
 	return c, nil
@@ -214,7 +235,13 @@ func (c *cache) Forward(layer int, out attention.Partial, q, k, v View) error {
 		return err
 	}
 	shape := partition.Shape{SeqQ: rows, SeqKV: seen, Size: 1, Layout: partition.Contiguous{}, Mask: mask}
-	pass, err := c.dev.Kernel.Forward(out.O, out, q, model.Softmax(c.cfg))
+	defer c.arena.Release(c.arena.Mark())
+	acc := out
+	if acc.O.DType() != acc.LSE.DType() { // sums have the type of LSE
+		s := out.O.Shape()
+		acc.O = c.arena.Alloc(acc.LSE.DType(), s[0], s[1], s[2], s[3])
+	}
+	pass, err := c.dev.Kernel.Forward(out.O, acc, q, model.Softmax(c.cfg))
 	if err != nil {
 		return err
 	}

@@ -47,6 +47,10 @@ func Check(cfg *config.Config) (*plan.Data, error) {
 			check("data.validation.path", v.Path[i:i+1], v.Samples)
 		}
 	}
+	if cfg.Log.Samples.Every > 0 && !slices.ContainsFunc(all, ofTokenizer) {
+		_, err := promptsOf(cfg, tok)
+		note("log.samples.prompts", err)
+	}
 	if cfg.Model.From != "" {
 		note("model.from", checkWeights(cfg, hf.OpenWeights, cfg.Model.From, func(w *hf.Weights) error {
 			return w.Check(cfg.Model.Tensors())

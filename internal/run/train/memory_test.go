@@ -178,6 +178,33 @@ func checkPlan(t *testing.T, ranks int, run bool, set []string) {
 	}
 }
 
+// The plan counts the cache and the logits of log.samples, for the longest prompt. Its passes fit the activations.
+func TestThePlanCountsAnswers(t *testing.T) {
+	t.Parallel()
+	for _, set := range []string{"precision.compute=bf16", "memory.shard=parameters"} {
+		set := append(slices.Clone(small), set, "data.seq_len=91", "train.steps=20")
+		_, without := example(t, 2, "cpu", set...)
+		set = append(set, "log.samples={every: 5, prompts: ["+strings.Repeat("x", config.MaxPrompt)+"]}")
+		cfg, m := example(t, 2, "cpu", set...)
+		planned := m.Batches - without.Batches
+		onRanks(t, 2, cfg, m.Room(), func(*device.Device) {}, func(tr *Trainer, c *counted) error {
+			began := c.bytes.Load()
+			a, err := tr.openAnswerer()
+			if err != nil {
+				return err
+			}
+			if got := c.bytes.Load() - began; got < planned || got > planned+planned/20 {
+				t.Errorf("%v: %d bytes were asked for, planned are %d", set, got, planned)
+			}
+			_, err = a.model.Read(context.Background(), a.prompts[0].ids)
+			if peak := tr.arena.Peak(); peak > m.Activations {
+				t.Errorf("%v: the activations took %d bytes, planned %d", set, peak, m.Activations)
+			}
+			return err
+		})
+	}
+}
+
 // Samples of several documents take more buffers than one of the same length, since their rows travel in another way.
 // The plan covers them, and not much more unless there is a window: then a rank needs few rows or all.
 func TestThePlanCoversPackedDocuments(t *testing.T) {

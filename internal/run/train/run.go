@@ -98,19 +98,20 @@ type Report struct {
 
 type run struct {
 	*Trainer
-	opts   Options
-	saver  *checkpoint.Saver
-	dirs   runDirs
-	out    metrics.Writer // rank 0
-	trace  *metrics.Trace
-	eta    metrics.ETA
-	waited time.Duration // total wait of the compute stream at the last log
-	logged int           // the last logged step
-	began  int           // steps done before this run
-	own    bool          // the run resumed from its own directory
-	saving saving        // the save in progress
-	best   best          // the validation with the lowest loss, to be saved
-	kept   best          // that of checkpoints/best
+	opts     Options
+	saver    *checkpoint.Saver
+	dirs     runDirs
+	out      metrics.Writer // rank 0
+	trace    *metrics.Trace
+	eta      metrics.ETA
+	answerer *answerer     // nil without log.samples
+	waited   time.Duration // total wait of the compute stream at the last log
+	logged   int           // the last logged step
+	began    int           // steps done before this run
+	own      bool          // the run resumed from its own directory
+	saving   saving        // the save in progress
+	best     best          // the validation with the lowest loss, to be saved
+	kept     best          // that of checkpoints/best
 
 	savedAt  time.Time     // start of the last save, or of the run
 	longest  time.Duration // longest step so far
@@ -195,6 +196,11 @@ func (r *run) open(ctx context.Context) (err error) {
 	r.began, r.own = r.step, from != "" && filepath.Dir(from) == r.opts.checkpoints()
 	if from != "" {
 		r.opts.notice(fmt.Sprintf("going on from step %d of %s", r.step, from))
+	}
+	if r.cfg.Log.Samples.Every > 0 {
+		if r.answerer, err = r.openAnswerer(); err != nil {
+			return err
+		}
 	}
 	if r.dirs, err = openDirs(r.opts.RunDir); err != nil {
 		return fmt.Errorf("run directory: %w", err)
@@ -379,7 +385,7 @@ func (r *run) endsEarly() bool {
 // drains reports whether the n-th step must finish before another is queued. The first one does: a full queue of the
 // device would hold the host in the second, and it would report the first only when that is done.
 func (r *run) drains(n int) bool {
-	return n == r.began+1 || r.validates(n) || r.saves(n) || r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
+	return n == r.began+1 || r.validates(n) || r.answersAfter(n) || r.saves(n) || r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
 }
 
 func (r *run) validated(ctx context.Context) (Validation, error) {
@@ -407,6 +413,13 @@ func (r *run) after(ctx context.Context, res Result) error {
 			return err
 		}
 	}
+	var answers []metrics.Sample
+	if r.answersAfter(res.Step) {
+		var err error
+		if answers, err = r.answers(ctx); err != nil {
+			return err
+		}
+	}
 	var finite error
 	if err := res.finite(); err != nil {
 		finite = collectiveError{err} // computed from sums that are equal on all ranks
@@ -424,7 +437,7 @@ func (r *run) after(ctx context.Context, res Result) error {
 			return err
 		}
 	}
-	line := r.prints(res.Step) || val != nil || res.Stop || finite != nil
+	line := r.prints(res.Step) || val != nil || answers != nil || res.Stop || finite != nil
 	if !line && r.cfg.Log.Every > 0 {
 		return nil
 	}
@@ -459,6 +472,7 @@ func (r *run) after(ctx context.Context, res Result) error {
 		AttentionImbalance: metrics.Float(most[3]), AttentionBytes: metrics.Float(most[4]), ValLoss: val,
 		AuxLoss: res.AuxLoss, ExpertImbalance: res.Imbalance,
 		EarlyStop: res.Step < steps && r.endsEarly(), ValLosses: v.Sources,
+		Samples: answers,
 	}
 	if err := r.out.Write(m); err != nil {
 		return fmt.Errorf("metrics of step %d: %w", res.Step, err)
