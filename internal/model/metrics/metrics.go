@@ -115,7 +115,7 @@ type Step struct {
 // Sample is a prompt with the model's answer.
 type Sample struct {
 	Prompt string `json:"prompt"`
-	Text   string `json:"text"`
+	Text   string `json:"text"` // the answer alone
 }
 
 const ofSource = "val_loss/"

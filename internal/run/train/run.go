@@ -385,7 +385,8 @@ func (r *run) endsEarly() bool {
 // drains reports whether the n-th step must finish before another is queued. The first one does: a full queue of the
 // device would hold the host in the second, and it would report the first only when that is done.
 func (r *run) drains(n int) bool {
-	return n == r.began+1 || r.validates(n) || r.answersAfter(n) || r.saves(n) || r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
+	return n == r.began+1 || r.validates(n) || r.answersAfter(n) || r.saves(n) ||
+		r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
 }
 
 func (r *run) validated(ctx context.Context) (Validation, error) {
