@@ -69,8 +69,10 @@ optimizer: {lr: 1.0e-2}
 	if notes := strings.Contains(said, "AutoModelForCausalLM"); notes != strings.HasPrefix(wrapper, "qwen") {
 		t.Errorf("export of an adapter of %q says\n%s", wrapper, said)
 	}
+	contains(t, "export", said, "set base_model_name_or_path")
 	must(t, "export", run, "--to", merged, "--merge")
-	for _, name := range []string{"adapter_config.json", "adapter_model.safetensors"} {
+	for _, name := range []string{"adapter_config.json", "adapter_model.safetensors", "tokenizer.json",
+		"tokenizer_config.json", "chat_template.jinja"} {
 		if st, err := os.Stat(filepath.Join(adapter, name)); err != nil || st.Size() == 0 {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -156,6 +156,10 @@ func (o *ExportOptions) adapter(cfg *config.Config, c *checkpoint.Checkpoint,
 	}
 	fmt.Fprintf(o.Stdout, "wrote %s: adapter of step %d, %d tensors in %s, for %s; --merge writes the whole model\n",
 		terminal.Name(o.To), c.Manifest.Step, len(list), dtype, cmp.Or(terminal.Name(cfg.Model.From), "random weights"))
+	if filepath.IsAbs(hf.HubName(m.From)) {
+		fmt.Fprintf(o.Stdout, "note: adapter_config.json names the base by its path on this machine; before you share the "+
+			"adapter, set base_model_name_or_path there to its Hub id\n")
+	}
 	if m.Changed {
 		fmt.Fprintf(o.Stdout, "the run changed %s of the base; %s holds them: load the base with "+
 			"config=AutoConfig.from_pretrained(%q)\n", strings.Join(changed, ", "),

@@ -227,7 +227,7 @@ func ExportAdapter(path string, m Model) error {
 		}
 	}
 	config := map[string]any{
-		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": hubName(m.From), "inference_mode": true,
+		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": HubName(m.From), "inference_mode": true,
 		"r": l.R, "lora_alpha": number(l.Alpha), "lora_dropout": number(l.Dropout), "target_modules": targets,
 		"target_parameters": l.TargetParameters,
 		"exclude_modules":   l.Exclude, "layers_to_transform": l.Layers, "layers_pattern": l.LayersPattern,
@@ -266,8 +266,8 @@ func (m Model) writeBeside(dir *os.Root) error {
 	return m.copyCompanions(dir)
 }
 
-// hubName returns the name on the hub of a model in the download cache of huggingface_hub, and other paths unchanged.
-func hubName(path string) string {
+// HubName returns the name on the hub of a model in the download cache of huggingface_hub, and other paths unchanged.
+func HubName(path string) string {
 	snapshots := filepath.Dir(path)
 	name, ok := strings.CutPrefix(filepath.Base(filepath.Dir(snapshots)), "models--")
 	if !ok || filepath.Base(snapshots) != "snapshots" {
