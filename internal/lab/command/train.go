@@ -20,6 +20,7 @@ import (
 	"github.com/cprun/cprun/internal/foresee/plan"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/backends"
 	"github.com/cprun/cprun/internal/model/checkpoint"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/metrics"
@@ -164,9 +165,8 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int) (
 	if r.choice, err = choose(cfg, o.machine); err != nil {
 		return r, err
 	}
-	if cfg.Log.Samples.Every > 0 && cfg.Parallel.Backend == "fused" { // it prepares slowly for each length of a text
-		return r, &InputError{cfg.Fault("log.samples.every", errors.New("answers need attention.backend flash, and this "+
-			"run takes fused; set it, or every to 0"))}
+	if err := checkAnswers(cfg); err != nil {
+		return r, &InputError{err}
 	}
 	if r.memory, err = plan.Fit(cfg, ranks, o.machine, found); err == nil {
 		err = r.memory.Check()
@@ -179,6 +179,15 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int) (
 		r.from, err = o.namedCheckpoint(ctx, &r)
 	}
 	return r, err
+}
+
+// checkAnswers refuses log.samples with fused attention, which prepares slowly for each length of a text.
+func checkAnswers(cfg *config.Config) error {
+	if cfg.Log.Samples.Every == 0 || cfg.Parallel.Backend != backends.Fused.String() {
+		return nil
+	}
+	return cfg.Fault("log.samples.every", errors.New("answers need attention.backend flash, and this run takes fused; "+
+		"set it, or every to 0"))
 }
 
 func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer, signals *launch.Signals) (int,

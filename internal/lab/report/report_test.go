@@ -124,12 +124,35 @@ func TestUntrustedTextIsEscaped(t *testing.T) {
 	if n := strings.Count(strings.ToLower(page), "<script"); n != len(scripts)+1 {
 		t.Errorf("%d scripts, want %d and the data", n, len(scripts))
 	}
+	if n := strings.Count(page, "longlong"); !strings.Contains(page, "Answers to prompts") || n > maxText/8 {
+		t.Errorf("the answers have %d long words", n)
+	}
 	p := payload(t, page)
 	if p.Title != evil {
 		t.Errorf("the title has become %q", p.Title)
 	}
 	if !strings.Contains(html.UnescapeString(page), evil) {
 		t.Error("the page does not show the text")
+	}
+}
+
+// A thinned run keeps the steps with answers, of which the page shows the last ones.
+func TestAnswersStay(t *testing.T) {
+	t.Parallel()
+	var kept thinner
+	kept.most = 10
+	for n := range int64(500) {
+		s := metrics.Step{Step: n + 1, Loss: 1}
+		if n%5 == 0 {
+			s.Samples = slices.Repeat([]metrics.Sample{{Prompt: "p", Text: "t"}}, maxPrompts+1)
+		}
+		kept.add(s)
+	}
+	p := page{}
+	p.samples(&Run{Steps: kept.steps()})
+	rows := p.Figures[0].Table.Rows
+	if n := len(rows); n != maxSampled*maxPrompts || rows[n-1][0].Text != "496" || rows[n-1][2].Text != "t" {
+		t.Errorf("%d rows, the last of step %s", n, rows[n-1][0].Text)
 	}
 }
 

@@ -83,7 +83,8 @@ var sections = []struct{ path, doc string }{
 	{"checkpoint", "How often state is saved. A run also saves at its end and on SIGTERM or Ctrl-C."},
 	{"log", "Reports during training."},
 	{"log.samples", "Answers of the model to prompts during training, of up to 64 of the likeliest tokens, in the log, " +
-		"`metrics.jsonl`, TensorBoard and the report. Where the data have messages, a prompt is a message of the user."},
+		"`metrics.jsonl`, TensorBoard and the report. Where the data have messages, a prompt is a message of the user. " +
+		"Not with `attention.backend` fused."},
 }
 
 var keys = append(modelKeys(), runKeys...)
