@@ -45,6 +45,7 @@ func (w whole) Halo(_ int, before, _ View) error {
 // Recur begins with no state.
 func (w whole) Recur(_ int, a delta.Args, beside func()) error {
 	w.delta.Zero(a.State)
+	a.Entered = []int{0}
 	beside()
 	return w.delta.Delta().Forward(a)
 }
@@ -243,11 +244,15 @@ func host() (*device.Device, func() error) {
 }
 
 // For any division of a sequence into a prompt and further tokens, the logits equal those of the training pass over the
-// whole sequence.
+// whole sequence, also after another text.
 func TestReadingOnIsReadingTheWhole(t *testing.T) {
-	for seed := range uint64(40) {
+	recurrent := 0
+	for seed := range uint64(120) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		cfg := randomModel(r)
+		if slices.Contains(cfg.LayerTypes, hf.LinearAttention) {
+			recurrent++
+		}
 		n := 2 + r.IntN(60)
 		if seed%8 == 0 {
 			n += pieceRows // a prompt of several pieces
@@ -258,6 +263,10 @@ func TestReadingOnIsReadingTheWhole(t *testing.T) {
 			ids[i] = int32(r.IntN(cfg.VocabSize))
 		}
 		want, m := trained(t, cfg, weights, ids), loaded(t, cfg, weights, n)
+		if _, err := m.Read(t.Context(), ids[n/2:]); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		m.Reset()
 		first := 1 + r.IntN(n)
 		if s := cfg.RopeScaling; s != nil && s.Type == "longrope" {
 			first = n // as in transformers, the length of the prompt selects the factors
@@ -273,6 +282,9 @@ func TestReadingOnIsReadingTheWhole(t *testing.T) {
 				t.Fatalf("%s: the logits after %d tokens are not those of the whole: %+v, %v", name, lo+size, d, err)
 			}
 		}
+	}
+	if recurrent < 3 {
+		t.Errorf("%d models with a recurrence", recurrent)
 	}
 }
 

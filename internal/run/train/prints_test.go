@@ -7,6 +7,17 @@ import (
 	"github.com/cprun/cprun/internal/model/config"
 )
 
+// TestAnswersWaitForTheQueue checks that no step is queued where answers follow, after every n-th step and the last.
+func TestAnswersWaitForTheQueue(t *testing.T) {
+	r := run{Trainer: &Trainer{cfg: &config.Config{}}}
+	r.cfg.Log.Samples.Every, r.cfg.Train.Steps, r.opts.NoSave = 3, 7, true
+	for n := 2; n <= 7; n++ {
+		if want := n == 3 || n == 6 || n == 7; r.drains(n) != want {
+			t.Errorf("step %d: the queue ends: %v, want %v", n, !want, want)
+		}
+	}
+}
+
 // TestLinesOfARun checks which steps get a line: with log.every auto the first few, the last, and about 60 in all, also
 // after a resume.
 func TestLinesOfARun(t *testing.T) {

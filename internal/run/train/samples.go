@@ -105,10 +105,9 @@ func (r *run) answer(ctx context.Context, p prompt) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, id := range p.ids {
+	for _, id := range p.ids { // the text of a token depends on those before it
 		d.Append(nil, id)
 	}
-	d.Flush(nil)
 	var text []byte
 	likeliest, read := generate.NewSampler(generate.Sampling{TopP: 1}), p.ids
 	for range config.MaxAnswer {
