@@ -64,6 +64,14 @@ func TestSamples(t *testing.T) {
 		events, _ := filepath.Glob(filepath.Join(dir, "events.out.tfevents.*"))
 		contains(t, "the event file", content(t, events[0]), "samples/1", "    Four score")
 	}
+	// Lines of metrics have 512 bytes of a prompt, six each in JSON, and are far below the limit of readers.
+	long := "['" + strings.TrimSuffix(strings.Repeat(strings.Repeat("<", 1000)+"', '", 10), ", '") + "]"
+	dir, _ := trains(t, "--set", "log.samples={every: 2, prompts: "+long+"}", config)
+	for line := range strings.Lines(content(t, dir, "metrics.jsonl")) {
+		if len(line) > 40<<10 {
+			t.Errorf("a line of metrics has %d bytes", len(line))
+		}
+	}
 	set := append([]string{"plan"}, prompts...)
 	for want, value := range map[string]string{
 		"log.samples.prompts: missing":     "log.samples.prompts=[]",

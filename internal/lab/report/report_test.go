@@ -22,6 +22,7 @@ import (
 
 	"github.com/cprun/cprun/internal/base/must"
 	"github.com/cprun/cprun/internal/lab/experiment"
+	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/metrics"
 )
 
@@ -144,14 +145,14 @@ func TestAnswersStay(t *testing.T) {
 	for n := range int64(500) {
 		s := metrics.Step{Step: n + 1, Loss: 1}
 		if n%5 == 0 {
-			s.Samples = slices.Repeat([]metrics.Sample{{Prompt: "p", Text: "t"}}, maxPrompts+1)
+			s.Samples = slices.Repeat([]metrics.Sample{{Prompt: "p", Text: "t"}}, config.MaxPrompts+1)
 		}
 		kept.add(s)
 	}
 	p := page{}
 	p.samples(&Run{Steps: kept.steps()})
 	rows := p.Figures[0].Table.Rows
-	if n := len(rows); n != maxSampled*maxPrompts || rows[n-1][0].Text != "496" || rows[n-1][2].Text != "t" {
+	if n := len(rows); n != maxSampled*config.MaxPrompts || rows[n-1][0].Text != "496" || rows[n-1][2].Text != "t" {
 		t.Errorf("%d rows, the last of step %s", n, rows[n-1][0].Text)
 	}
 }

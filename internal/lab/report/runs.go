@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/lab/experiment"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/machine"
@@ -159,21 +160,17 @@ func (p *page) runs(runs []Run, n int) {
 	p.Files = append(p.Files, rawFiles(runs)...)
 }
 
-// Bounds of the table of samples.
-const (
-	maxSampled = 40   // steps
-	maxPrompts = 20   // prompts of a step
-	maxText    = 1000 // bytes of a prompt or an answer
-)
+// Bounds of the table of samples: steps, and bytes of a prompt or an answer.
+const maxSampled, maxText = 40, 1000
 
 // samples adds a table of the answers to log.samples.
 func (p *page) samples(r *Run) {
 	t := &table{Caption: "Answers by step", Columns: []string{"step", "prompt", "answer"}}
 	steps := slices.DeleteFunc(slices.Clone(r.Steps), func(s metrics.Step) bool { return len(s.Samples) == 0 })
 	for _, s := range steps[max(0, len(steps)-maxSampled):] {
-		for _, a := range s.Samples[:min(len(s.Samples), maxPrompts)] {
-			t.Rows = append(t.Rows, []cell{{Text: readable.Count(s.Step), Head: true}, text(clipped(a.Prompt)),
-				text(clipped(a.Text))})
+		for _, a := range s.Samples[:min(len(s.Samples), config.MaxPrompts)] {
+			t.Rows = append(t.Rows, []cell{{Text: readable.Count(s.Step), Head: true}, text(terminal.Clip(a.Prompt, maxText)),
+				text(terminal.Clip(a.Text, maxText))})
 		}
 	}
 	if len(t.Rows) > 0 {
@@ -181,13 +178,6 @@ func (p *page) samples(r *Run) {
 			Caption: fmt.Sprintf("The likeliest tokens after each prompt of log.samples, in the last %d rounds.",
 				min(len(steps), maxSampled))})
 	}
-}
-
-func clipped(text string) string {
-	if len(text) <= maxText {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxText], "") + "…"
 }
 
 // distinct makes the names of runs unique, and adds them to the titles of figures if there are several.

@@ -234,10 +234,11 @@ type Log struct {
 	TraceSteps  int
 }
 
-// Bounds of log.samples, for its time and memory: tokens of a prompt and of an answer.
+// Bounds of log.samples, for its time and memory: prompts, and tokens of a prompt and of an answer.
 const (
-	MaxPrompt = 1024
-	MaxAnswer = 64
+	MaxPrompts = 10
+	MaxPrompt  = 1024
+	MaxAnswer  = 64
 )
 
 // Samples sets the prompts that the model answers during training.

@@ -319,7 +319,7 @@ var runKeys = []key{
 		doc: "optimizer steps between two lines of the output and of `metrics.jsonl`; auto: about 60 lines of a run, and " +
 			"one for each validation, while `metrics.jsonl` and TensorBoard get every step"},
 	{path: "log.samples.every", def: "0", doc: "optimizer steps between two rounds of answers; 0: none"},
-	{path: "log.samples.prompts", def: "[]", doc: "the prompts, each of at most 1024 tokens"},
+	{path: "log.samples.prompts", def: "[]", doc: "at most 10 prompts of at most 1024 tokens"},
 	{path: "log.tensorboard", def: "true", doc: "write TensorBoard event files to the run directory"},
 	{path: "log.prometheus", def: `""`, doc: "address to serve metrics on, such as `:9090`; empty: none"},
 	{path: "log.trace_steps", def: "0", doc: "steps to record in `trace.json`"},

@@ -129,6 +129,8 @@ func trainRules(c *Config, f *faults) {
 	}
 	if s := c.Log.Samples; s.Every > 0 && len(s.Prompts) == 0 && f.ok("log.samples.every", "log.samples.prompts") {
 		f.add("log.samples.prompts", "missing, since samples.every is %d; write some, or set every to 0", s.Every)
+	} else if n := len(s.Prompts); n > MaxPrompts {
+		f.add("log.samples.prompts", "has %d; the most is %d", n, MaxPrompts)
 	}
 	if c.Checkpoint.Best && v.Every == 0 && f.ok("checkpoint.best", "data.validation.every") {
 		f.add("checkpoint.best", "true needs the loss on held-out text; set data.validation.path and every, or write "+

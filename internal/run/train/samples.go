@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/config"
 	"github.com/cprun/cprun/internal/model/device"
@@ -81,6 +82,10 @@ func (r *run) answersAfter(n int) bool {
 	return every > 0 && (n%every == 0 || n == r.cfg.Train.Steps)
 }
 
+// maxShown bounds a prompt and an answer in the metrics, in bytes. Even at six bytes each in JSON, a line with
+// config.MaxPrompts of them has less than the 64 KiB that readers accept.
+const maxShown = 512
+
 // answers answers all prompts. No step may be queued.
 func (r *run) answers(ctx context.Context) (list []metrics.Sample, err error) {
 	defer device.Caught(&err)
@@ -92,8 +97,9 @@ func (r *run) answers(ctx context.Context) (list []metrics.Sample, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("log.samples: %w", err)
 		}
-		list = append(list, metrics.Sample{Prompt: p.text, Text: text})
-		r.opts.notice(fmt.Sprintf("sample after step %d: %q -> %q", r.step, p.text, text))
+		s := metrics.Sample{Prompt: terminal.Clip(p.text, maxShown), Text: terminal.Clip(text, maxShown)}
+		r.opts.notice(fmt.Sprintf("sample after step %d: %q -> %q", r.step, s.Prompt, s.Text))
+		list = append(list, s)
 	}
 	return list, r.share.idle(0)
 }
