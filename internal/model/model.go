@@ -174,8 +174,8 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	return m
 }
 
-// CacheBytes returns the bytes of the keys, values and states of a number of tokens. size is that of an element of keys
-// and values.
+// CacheBytes returns the bytes of the keys, values and states of a number of tokens. An element of keys and values has
+// size bytes.
 func CacheBytes(cfg *hf.Config, tokens int, size int64) (n int64) {
 	for _, l := range cfg.Layers() {
 		n += int64(l.Mixer.KVHeads)*int64(l.Mixer.Dim+l.Mixer.DimV)*int64(tokens)*size + l.Mixer.Delta.StateBytes()

@@ -352,7 +352,7 @@ func (r *run) saves(n int) bool {
 	return !r.opts.NoSave && (n == r.cfg.Train.Steps || every > 0 && n%every == 0)
 }
 
-// lines bounds the lines of a run with log.every auto, without the first few and those of validations.
+// lines bounds the lines of a run with log.every auto, not counting the first few and validations.
 const lines = 60
 
 // prints reports whether the n-th step gets a line in any case. With log.every auto these are the first and the last
