@@ -20,7 +20,7 @@ func (s DeltaShape) Program() Program {
 	const why = "the sums of five products fill the registers"
 	_, slice := s.sizes()
 	p := Program{Name: "delta", File: "delta.cu", Defines: defines(define{"SLICE", slice},
-		define{"INLINE_TILES", FlashTiles}, define{"BM", 64}),
+		define{"INLINE_TILES", FlashTiles}, define{"BM", 64}, define{"SPLIT", 1}),
 		Entries: []Entry{{"delta_grads_bf16", 128, why}, {"delta_grads_fp16", 128, why}}}
 	switch {
 	case s.Float32:

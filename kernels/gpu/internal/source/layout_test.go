@@ -61,9 +61,11 @@ const noKernels = `
 #undef __global__
 #undef __launch_bounds__
 #undef __grid_constant__
+#undef __cluster_dims__
 #define __global__ inline __device__
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __cluster_dims__(...)
 `
 
 // compileLayout compiles a file with the constants of one of its programs, followed by checks.
