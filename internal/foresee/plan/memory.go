@@ -137,7 +137,7 @@ func contextOf(cfg *config.Config, ranks int, on machine.Machine) int64 {
 // ProgramBytes counts the resident code of the program. processBytes adds the Go runtime of a process on a CPU, without
 // the run's allocations and garbage. They were measured with 1 to 4 ranks, from 0.4 M to 27 M parameters.
 const (
-	ProgramBytes = 22 << 20
+	ProgramBytes = 26 << 20
 	processBytes = ProgramBytes + 6<<20
 )
 
@@ -150,7 +150,7 @@ const (
 )
 
 // launcherBytes counts the launcher of a host after the start. It encodes data before its ranks begin.
-const launcherBytes = 32 << 20
+const launcherBytes = 36 << 20
 
 // meshBytes counts the connections of a rank with other ranks, and the scratch memory of its reductions
 // (comm.pieceBytes). sharedBytes counts the memory that it
