@@ -193,7 +193,7 @@ func verifyConfigs(t *testing.T) map[string]string {
 			"rope_theta: 1.0e6, rope_local_base_freq: 1.0e4, sliding_window: 9, layer_types: [sliding_attention, "+
 			"full_attention]", "path: "+text)),
 		"experts": write("experts.yaml", yaml(", architecture: qwen3_moe, head_dim: 8, num_experts: 6, "+
-			"num_experts_per_tok: 2, moe_intermediate_size: 12, output_router_logits: true, router_aux_loss_coef: 0.5",
+			"num_experts_per_tok: 2, moe_intermediate_size: 16, output_router_logits: true, router_aux_loss_coef: 0.5",
 			"path: "+text)+"precision: {linears: fp8}\n"),
 		"trained": write("trained.yaml", fmt.Sprintf("model: {from: %s}\ndata: {seq_len: 96, tokenizer: bytes, path: %s}\n"+
 			"train: {steps: 1, global_batch_size: 2}\noptimizer: {lr: 1.0e-3}\nprecision: {linears: fp8}\nlora: {r: 4}\n",
