@@ -100,10 +100,9 @@ func (l *experts) weightsBackward(p *pass, dweight View, t *activations, pairs k
 		return
 	}
 	defer p.a.Release(p.a.Mark())
-	terms, ones := p.a.Alloc(p.accum, shape(dweight)...), p.a.Alloc(p.dtype, 1, dweight.Len(tensor.Seq), 1, 1)
+	terms := p.a.Alloc(p.accum, shape(dweight)...)
+	ones := p.fillOnes(p.a.Alloc(p.dtype, 1, dweight.Len(tensor.Seq), 1, 1))
 	p.ops.ScaleChoices(dweight, terms, dweight, l.chosen(t.weight), l.chosen(t.choice), scale.w)
-	p.ops.Zero(ones)
-	p.ops.Affine(ones, ones, 1, 1)
 	p.groupSum(scale, kernels.Operand{View: ones, ByToken: true}, terms, pairs)
 }
 

@@ -281,6 +281,12 @@ func (m *Model) pass(a *tensor.Arena, b Batch) *pass { return &pass{Model: m, a:
 // valueNorm is the norm of value heads, whose weight is 1 and no parameter.
 const valueNorm hf.Role = "value norm"
 
+func (p *pass) fillOnes(v View) View {
+	p.ops.Zero(v)
+	p.ops.Affine(v, v, 1, 1)
+	return v
+}
+
 // shift allocates 1 + vectors and makes the norms read them; those without weight read ones.
 func (p *pass) shift() {
 	if p.widest > 0 {
@@ -368,8 +374,7 @@ func (p *pass) layersForward(layers []activations, next int) error {
 		p.ops.Affine(s.to, s.from, 1, 1)
 	}
 	if !p.ones.IsZero() {
-		p.ops.Zero(p.ones)
-		p.ops.Affine(p.ones, p.ones, 1, 1)
+		p.fillOnes(p.ones)
 	}
 	for i := range p.layers {
 		above := p.flat.Layer(i + 1)

@@ -63,9 +63,7 @@ func (p *pass) transpose(l *layer) {
 	if widest == 0 {
 		return
 	}
-	ones := p.a.Alloc(tensor.F32, 1, widest, 1, 1)
-	p.ops.Zero(ones)
-	p.ops.Affine(ones, ones, 0, 1)
+	ones := p.fillOnes(p.a.Alloc(tensor.F32, 1, widest, 1, 1))
 	for _, w := range list {
 		rows, cols := w.codes.Rows(), w.codes.Cols()
 		w.turned = kernels.Scaled{View: p.a.Alloc(tensor.U8, 1, cols, 1, rows), Factors: ones.Slice(tensor.Seq, 0, cols)}

@@ -226,10 +226,13 @@ func TestJobOfFourNodes(t *testing.T) {
 	})
 }
 
-// TestTakenRendezvous checks that the agent of the rendezvous takes its port once another process has left it.
-func TestTakenRendezvous(t *testing.T) {
-	j := newTestJob(t, 2, func(i int, c *Config) {
-		c.NodeRank, c.Meets, c.JoinTimeout = i, i == 0, time.Minute
+// takenRendezvous returns a job whose port another program has, which answers with a text and hangs up. asked tells of a
+// caller.
+func takenRendezvous(t *testing.T, timeout time.Duration, answer string) (j *testJob, other net.Listener,
+	asked chan bool) {
+	t.Helper()
+	j = newTestJob(t, 2, func(i int, c *Config) {
+		c.NodeRank, c.Meets, c.JoinTimeout = i, i == 0, timeout
 		if i == 1 {
 			c.Port = 0
 		}
@@ -238,14 +241,21 @@ func TestTakenRendezvous(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer other.Close()
-	asked := make(chan bool, 1)
+	t.Cleanup(func() { other.Close() })
+	asked = make(chan bool, 1)
 	go func() { // ends with the listener
 		for conn, err := other.Accept(); err == nil; conn, err = other.Accept() {
+			conn.Write([]byte(answer))
 			conn.Close()
 			put(asked, true)
 		}
 	}()
+	return j, other, asked
+}
+
+// TestTakenRendezvous checks that the agent of the rendezvous takes its port once another process has left it.
+func TestTakenRendezvous(t *testing.T) {
+	j, other, asked := takenRendezvous(t, time.Minute, "")
 	j.join(0)
 	j.join(1)
 	<-asked
@@ -261,25 +271,9 @@ func TestTakenRendezvous(t *testing.T) {
 
 // TestAnotherProgramAtTheRendezvous checks that a program that is no agent ends the job at once, as an input error.
 func TestAnotherProgramAtTheRendezvous(t *testing.T) {
-	j := newTestJob(t, 2, func(i int, c *Config) {
-		c.NodeRank, c.Meets, c.JoinTimeout = i, i == 0, time.Hour
-		if i == 1 {
-			c.Port = 0
-		}
-	})
-	other, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", j.port))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
-	go func() { // ends with the listener
-		for conn, err := other.Accept(); err == nil; conn, err = other.Accept() {
-			conn.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
-			conn.Close()
-		}
-	}()
+	j, _, _ := takenRendezvous(t, time.Hour, "HTTP/1.1 400 Bad Request\r\n\r\n")
 	j.join(0)
-	_, err = j.hosts[0].Next(t.Context())
+	_, err := j.hosts[0].Next(t.Context())
 	if err := isOver(err, launch.ExitInput, "another program answers there"); err != nil {
 		t.Error(err)
 	}

@@ -22,8 +22,8 @@ var (
 var Hub string
 
 // Locate returns the directory of a model that is named by a Hub id, such as Qwen/Qwen3-8B: the commit of refs/main in
-// Hub. Without it, the error names the command that fetches the model. An existing path,
-// and any other name, gives "". A GGUF file or directory is an error.
+// Hub. Without it, the error names the command that fetches the model. An existing path, and any other name, gives "".
+// A GGUF file or directory is an error.
 func Locate(name string) (dir string, err error) {
 	if isGGUF(name) {
 		return "", errGGUF
