@@ -54,7 +54,7 @@ func gpuRun(t *testing.T, jobs string, packages map[string][]string) (
 		t.Fatal(err)
 	}
 	write(filepath.Join(dir, "run.sh"), string(script))
-	if err := exec.Command("tar", "-C", stage, "-czf", filepath.Join(dir, "gpu.tar.gz"), ".").Run(); err != nil {
+	if err := exec.Command("tar", "-C", stage, "-cf", filepath.Join(dir, "gpu.tar"), ".").Run(); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(filepath.Join(dir, "run.sh"))
