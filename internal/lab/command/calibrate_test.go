@@ -17,6 +17,7 @@ func TestCalibratedDims(t *testing.T) {
 		dims        []int
 	}{
 		{"gpu=h200,cudnn=9.19.0", "fused", []int{64, 128, 256}},
+		{"gpu=h200", "flash", []int{64, 128, 256, 512}},
 		{"gpu=h200,cudnn=9.4.0", "fused", []int{64, 128}},
 		{"gpu=a100,cudnn=9.19.0", "fused", []int{64, 128}},
 		{"gpu=a40", "flash", []int{64, 128}},

@@ -81,7 +81,7 @@ func (s *CalibrateSpec) Default(device string) {
 		return
 	}
 	*s = CalibrateSpec{
-		Backend: "flash", DType: "bf16", Heads: 32, KVHeads: 8, Dims: []int{64, 128, 256}, PairDims: 2,
+		Backend: "flash", DType: "bf16", Heads: 32, KVHeads: 8, Dims: []int{64, 128, 256, 512}, PairDims: 2,
 		Sizes: []int{256, 1024, 4096, 16384}, Further: 16384,
 		Documents: []int{128, 512, 2048}, DocumentTokens: 16384,
 		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384},
