@@ -61,18 +61,16 @@ const ifAuto = "; reset with a warning if algorithm auto takes another"
 
 // sections lists the mappings of train.yaml, outer before inner.
 var sections = []struct{ path, doc string }{
-	{"model", "The shape of the model, under the names of a Hugging Face `config.json`. With `from`, keys given here " +
-		"override its `config.json`. Without, give the keys marked *needed*."},
-	{"model.rope_scaling", "How rotary frequencies are stretched beyond the trained length, as in `config.json`. " +
-		"If given, it replaces the whole section of `from`. `rope_parameters` of transformers 5 works as well."},
+	{"model", "The shape of the model, as in a Hugging Face `config.json`; overrides that of `from`."},
+	{"model.rope_scaling", "Rotary frequencies beyond the trained length, as in `config.json`. Replaces the whole " +
+		"section of `from`. `rope_parameters` of transformers 5 is the same."},
 	{"data", "Where tokens come from."},
 	{"data.validation", "The loss on held-out text."},
 	{"train", "The length and the batches of the run."},
-	{"train.early_stop", "An end before the last step, after a checkpoint and with exit status 0. The state survives a " +
-		"resume. A run that has ended early does not go on unless `patience` is raised or 0."},
-	{"lora", "Low-rank adapters (arXiv:2106.09685) in PEFT's format: the model stays frozen, and only adapters and " +
-		"modules_to_save train. null, the default: none. A partial mapping takes the defaults below; `cprun export` " +
-		"writes the adapter."},
+	{"train.early_stop", "An end before the last step, after a checkpoint and with exit status 0. A resume continues " +
+		"the count; after an early end it trains on only if `patience` is raised or 0."},
+	{"lora", "Low-rank adapters (arXiv:2106.09685) as in PEFT: only they and modules_to_save train. null, the " +
+		"default: none."},
 	{"optimizer", "AdamW (arXiv:1711.05101): decay on every parameter of two or more axes (embeddings too), " +
 		"none on vectors."},
 	{"lr_schedule", "The learning rate over the steps."},
@@ -82,8 +80,8 @@ var sections = []struct{ path, doc string }{
 	{"memory", "State to keep, recompute, chunk and shard."},
 	{"checkpoint", "How often state is saved. A run also saves at its end and on SIGTERM or Ctrl-C."},
 	{"log", "Reports during training."},
-	{"log.samples", "Answers of the model to prompts during training, of up to 64 of the likeliest tokens, in the log, " +
-		"`metrics.jsonl`, TensorBoard and the report. Where the data have messages, a prompt is a message of the user. " +
+	{"log.samples", "Answers to prompts during training, of up to 64 of the likeliest tokens, in the log, " +
+		"`metrics.jsonl`, TensorBoard and the report. If the data have messages, a prompt is a message of the user. " +
 		"Not with `attention.backend` fused."},
 }
 
@@ -93,10 +91,10 @@ var keys = append(modelKeys(), runKeys...)
 func modelKeys() (list []key) {
 	list = []key{
 		{path: "model.from", def: "null", word: "null",
-			doc: "Hugging Face directory with `config.json` and `*.safetensors`, or the Hub id of a model in the local " +
-				"cache (`hf download ID`), such as Qwen/Qwen3-8B; null: random weights"},
+			doc: "Hugging Face directory, or the Hub id of a model in the local cache (`hf download Qwen/Qwen3-8B`); " +
+				"null: random weights"},
 		{path: "model.architecture", def: "llama", known: hf.Families,
-			doc: hf.About()},
+			doc: "`model_type` of transformers"},
 	}
 	for i := range hf.ConfigKeys {
 		h := &hf.ConfigKeys[i]
@@ -116,110 +114,107 @@ func modelKeys() (list []key) {
 }
 
 var resizeKey = key{path: "model.resize_embeddings", def: "null", word: "null", min: 1,
-	doc: "rows of the embedding and the head in place of those of `model.from`, at least as many; the new ones begin " +
-		"as the mean of the old, as in transformers' resize_token_embeddings; vocab_size becomes this; null: as in " +
-		"`model.from`"}
+	doc: "vocab_size in place of that of `model.from`, at least as large; the new rows of embedding and head begin " +
+		"as the mean of the old; null: as in `model.from`"}
 
 var runKeys = []key{
 	{path: "data.path",
-		doc: "file or glob: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text` or " +
-			"`input_ids`; or a list of globs, read one after the other, or of `{path: …, weight: …}`, mixed"},
+		doc: "file or glob of tokens, text or records (docs/formats.md); or a list of globs, read one after the " +
+			"other, or of `{path: …, weight: …}`, mixed"},
 	{path: "data.format", def: "auto", choices: []string{"text", "messages", "completion", "tokens", "auto"},
-		doc: "kind of the records in `.jsonl`, `.parquet` and `.arrow` files; auto: each by its keys"},
+		doc: "kind of the records; auto: each by its keys"},
 	{path: "data.chat_template", def: "null", word: "null",
-		doc: "Jinja file that renders conversations; null: the chat template of the tokenizer"},
+		doc: "Jinja file that renders conversations; null: that of the tokenizer"},
 	{path: "data.train_on", def: "assistant", choices: []string{"assistant", "all"},
-		doc: "targets in conversations: assistant (the assistant's turns, or the completion of a prompt), or all"},
+		doc: "targets in conversations: the assistant's turns, or the completion of a prompt; all: every token"},
 	{path: "data.tokenizer", def: "auto", word: "auto",
-		doc: "for text: `bytes`, or the path of a Hugging Face `tokenizer.json` or its directory; auto: that of " +
-			"`model.from`, else `bytes`"},
+		doc: "of text: `bytes`, a Hugging Face `tokenizer.json`, or its directory; auto: that of `model.from`, else " +
+			"`bytes`"},
 	{path: "data.seq_len", def: "4096", min: 1, max: maxLen, doc: "tokens of one sample, over all ranks"},
 	{path: "data.shuffle", def: "true",
 		doc: "false: sample i is tokens [i*seq_len, (i+1)*seq_len], targets shifted by one"},
 	{path: "data.pack_documents", def: "auto", word: "auto", at: func(c *Config) any { return &c.Data.Pack },
-		doc: "true: attention and positions stay inside documents. `.bin` files end them at eos_token_id, or where " +
-			"Megatron's `.idx` says; text at the end of a file or line. Conversations are packed whole; false: one a " +
-			"sample. auto: true for messages and completions, else false"},
+		doc: "true: attention and positions stay inside documents; false: a conversation is a sample; auto: true for " +
+			"messages and completions, else false"},
 	{path: "data.overlong", def: "auto", choices: []string{"auto", "split", "drop"},
-		doc: "documents longer than seq_len. split: cut them; drop: leave them out, and pack the others whole; auto: " +
-			"drop for conversations (messages, completions, tokens with masks or labels), else split"},
+		doc: "split: cut documents longer than seq_len; drop: leave them out, and pack the others whole; auto: drop " +
+			"for messages, completions, and tokens with masks or labels, else split"},
 	{path: "data.eos_token_id", def: "null", word: "null", wordIs: -1,
-		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an " +
-			"`.idx`; null: `eos_token` of the tokenizer, else that of `model.from`, else none"},
+		doc: "token that ends a document; needed to pack documents of `.bin` files without an `.idx`; null: " +
+			"`eos_token` of the tokenizer, else that of `model.from`, else none"},
 	{path: "data.cache", def: "null", word: "null",
-		doc: "directory for the tokens of text and records, which the first run encodes on all cores, once for all " +
-			"processes of a host; null: `cprun/tokens` in the user's cache directory, for files from 16 MiB; " +
-			"the tokens of smaller ones stay in memory"},
+		doc: "directory of the token cache; null: `cprun/tokens` in the user's cache directory, for files from 16 " +
+			"MiB; tokens of smaller ones stay in memory"},
 	{path: "data.seed", def: "null", word: "null", wordIs: -1, max: maxSeed,
 		doc: "seed of the order of samples; null: train.seed, or the seed of the resumed checkpoint"},
 	{path: "data.validation.path", def: "null", word: "null",
-		doc: "held-out files, like data.path; a mixture is validated by source; needed if every is above 0"},
+		doc: "held-out files, like data.path; a mixture is validated by source"},
 	{path: "data.validation.every", def: "0", doc: "optimizer steps between two validations; 0: never"},
 	{path: "data.validation.samples", def: "0", doc: "samples of one validation, the first of the files; 0: all"},
 
 	{path: "train.steps", def: "100", word: "null", min: 1,
 		doc: "optimizer steps; null: those of `epochs` or `samples`, else 100"},
 	{path: "train.epochs", def: "null", word: "null", min: 1,
-		doc: "passes over the data, in place of `steps`: each sample is trained that often; of a mixture, each of its " +
-			"largest source. The last step takes what is left. The config of a run has its `steps` and `samples`"},
+		doc: "passes over the data (of a mixture: its largest source), in place of `steps`; the last step takes the " +
+			"remainder. The config of a run has its `steps` and `samples`"},
 	{path: "train.samples", def: "null", word: "null", min: 1, max: maxSamples,
-		doc: "samples after which the run ends, in place of `epochs`; the last step takes what is left. With `steps` the " +
-			"run ends at the first of the two"},
+		doc: "samples after which the run ends, in place of `epochs`, or at `steps` if they are earlier; the last " +
+			"step takes the remainder"},
 	{path: "train.global_batch_size", def: "1", min: 1,
 		doc: "samples of one optimizer step, over all data-parallel groups"},
 	{path: "train.micro_batch_size", def: "1", min: 1,
-		doc: "samples of one pass of one group; further samples are accumulated. Without packing at most 8192 over context"},
+		doc: "samples of one pass of one group; others are accumulated. Without packing at most 8192 / context"},
 	{path: "train.seed", def: "1", max: maxSeed,
-		doc: "seed of random weights, and of samples where data.seed is null"},
+		doc: "seed of random weights, and the default of data.seed"},
 	{path: "train.deterministic", def: "false", doc: "the same config on as many ranks gives the same bits"},
 	{path: "train.freeze", def: "[]", at: func(c *Config) any { return &c.Model.Tuning.Freeze },
-		doc: "globs over names of parameters, such as `[\"model.embed_tokens.*\"]`: these have no gradients and no " +
-			"state of the optimizer, and keep their values; with lora `[\"base_model.*.layers.0.*\"]`, as only adapters " +
-			"train"},
+		doc: "globs over names of parameters that do not train, such as `[\"model.embed_tokens.*\"]`; with lora " +
+			"those of adapters, `[\"base_model.*.layers.0.*\"]`"},
 	{path: "train.early_stop.patience", def: "0",
-		doc: "validations in a row without a loss that is lower by more than min_delta than the lowest before, after " +
-			"which the run ends; 0: off; needs data.validation"},
-	{path: "train.early_stop.min_delta", def: "0.0", within: "[0, inf)", doc: "smallest improvement that counts"},
+		doc: "the run ends after this many validations in a row without a new lowest loss; 0: off; needs " +
+			"data.validation"},
+	{path: "train.early_stop.min_delta", def: "0.0", within: "[0, inf)", doc: "a new lowest loss is lower by more " +
+		"than this"},
 
 	{path: "lora.r", def: "16", min: 1, max: maxHeads, doc: "rank"},
 	{path: "lora.alpha", def: "null", word: "null", within: "(0, inf)",
-		doc: "the product of an adapter is multiplied by alpha / r; null: 2 r"},
+		doc: "an adapter's product is multiplied by alpha / r; null: 2 r"},
 	{path: "lora.dropout", def: "0.0", within: "[0, 1)",
-		doc: "share of an adapter's inputs that is 0 in a training pass"},
+		doc: "share of an adapter's inputs that training sets to 0"},
 	{path: "lora.targets", def: "auto", word: "auto",
-		doc: "names of modules or their last parts, such as `[q_proj, v_proj]`; or a text: a regular expression of whole " +
-			"names, such as `model.layers.[0-3].*[qv]_proj`; auto or `all-linear`: all linear layers of the blocks. As in " +
-			"PEFT, in glm4_moe, mixtral and qwen3_moe the names of an MLP, `gate`, and auto are those of experts and router, " +
-			"gate and up with twice the rank, and MLPs beside experts have no adapters: the config of a run has the result"},
+		doc: "names of modules or their last parts, such as `[q_proj, v_proj]`, or a text: a regular expression of " +
+			"whole names, such as `model.layers.[0-3].*[qv]_proj`; auto or `all-linear`: all linear layers of the " +
+			"blocks. As in PEFT, in glm4_moe, mixtral and qwen3_moe auto, `gate` and the names of an MLP are those " +
+			"of router and experts, and MLPs beside them have no adapters; see docs/experts.md"},
 	{path: "lora.target_parameters", def: "null", word: "null",
-		doc: "names, or their last parts, of matrices of experts and routers as PEFT names parameters, such as " +
-			"`[mlp.experts.gate_up_proj, mlp.experts.down_proj]`; needs dropout 0; targets can be `[]` beside it; null: none"},
+		doc: "names, or their last parts, of matrices of experts and routers, such as `[mlp.experts.down_proj]`; " +
+			"needs dropout 0; targets may be `[]`; null: none"},
 	{path: "lora.rslora", def: "false", doc: "alpha / sqrt(r) in place of alpha / r (arXiv:2312.03732)"},
 	{path: "lora.from", def: "null", word: "null",
-		doc: "adapter directory of PEFT to continue; all other keys except dropout and base are its own; null: new adapters"},
+		doc: "PEFT adapter directory to continue, with its own keys except dropout and base; null: new adapters"},
 	{path: "lora.base", def: "auto", choices: []string{"bf16", "fp8", "auto"},
-		doc: "type of the frozen matrices of layers; fp8: E4M3 with a factor for each row, which needs precision.linears: " +
-			"fp8; bf16: the type of compute, also of their products; auto: that of precision.linears"},
+		doc: "type of the frozen matrices of layers; fp8: E4M3 with a factor for each row, which needs " +
+			"precision.linears: fp8; bf16: the type of compute, also of their products; auto: as precision.linears"},
 	{path: "lora.exclude_modules", def: "null", word: "null",
 		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Exclude },
 		doc: "targets without an adapter, in the same forms"},
 	{path: "lora.layers_to_transform", def: "null", word: "null", max: maxLayers,
 		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Layers },
-		doc: "layers with adapters, from 0, or one number; whole names in targets are not restricted; null: all"},
+		doc: "layers with adapters, from 0, or one number; does not restrict whole names in targets; null: all"},
 	{path: "lora.layers_pattern", def: "null", word: "null",
-		doc: "names of the list of layers for layers_to_transform, such as `layers`; null: any"},
+		doc: "names of the lists that layers_to_transform counts, such as `layers`; null: any"},
 	{path: "lora.rank_pattern", def: "null", word: "null",
-		doc: "ranks in place of r, such as `{down_proj: 32, 'layers\\.[01]\\..*q_proj': 4}`: the first key applies that is " +
-			"a regular expression of a module's last parts"},
+		doc: "ranks in place of r, such as `{down_proj: 32, 'layers\\.[01]\\..*q_proj': 4}`, by regular expressions " +
+			"of a module's last parts; the first match applies"},
 	{path: "lora.alpha_pattern", def: "null", word: "null", doc: "alphas in place of alpha, likewise"},
 	{path: "lora.modules_to_save", def: "null", word: "null",
-		doc: "ends of the names of modules that train whole beside the adapters, such as `[embed_tokens, lm_head]`; a " +
-			"tied pair stays tied"},
+		doc: "ends of the names of modules that train whole, such as `[embed_tokens, lm_head]`; a tied pair stays " +
+			"tied"},
 
 	{path: "optimizer.name", def: "adamw", choices: []string{"adamw"}, doc: "the algorithm"},
 	{path: "optimizer.lr", def: "3.0e-4", within: "[0, inf)", doc: "highest learning rate"},
 	{path: "optimizer.betas", def: "[0.9, 0.95]", within: "[0, 1)",
-		doc: "decay of the means of the gradient and of its square"},
+		doc: "decay of the means of gradient and square"},
 	{path: "optimizer.eps", def: "1.0e-8", within: "[1e-38, inf)", doc: "added to the root of the running mean square"},
 	{path: "optimizer.weight_decay", def: "0.1", within: "[0, inf)",
 		doc: "each step multiplies weights by 1 - this x learning rate"},
@@ -228,10 +223,9 @@ var runKeys = []key{
 	{path: "lr_schedule.name", def: "cosine", choices: []string{"cosine", "linear", "constant", "wsd"},
 		doc: "wsd is warmup, stable, decay"},
 	{path: "lr_schedule.warmup_steps", def: "0", word: "null", wordIs: -1,
-		doc: "steps in which the rate rises from 0 to lr; at most train.steps; null: those of `warmup_ratio`, else 0. " +
-			"Set one of the two"},
+		doc: "steps in which the rate rises from 0 to lr; null: those of `warmup_ratio`, else 0"},
 	{path: "lr_schedule.warmup_ratio", def: "null", word: "null", within: "[0, 1]",
-		doc: "share of train.steps, in place of `warmup_steps`; rounded up"},
+		doc: "share of train.steps, rounded up, in place of `warmup_steps`"},
 	{path: "lr_schedule.min_lr", def: "null", word: "null", wordIs: -1, within: "[0, inf)",
 		doc: "the rate falls to this (not with constant), one step after the last; null: a tenth of optimizer.lr"},
 
@@ -240,38 +234,38 @@ var runKeys = []key{
 	{path: "parallel.data", def: "auto", word: "auto", min: 1, max: maxRanks,
 		doc: "groups of such ranks; auto: by costs, else all ranks / context"},
 	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"},
-		doc: "ring (keys and values go from rank to rank), allgather (all at once), ulysses (ranks exchange rows " +
-			"for heads), hierarchical (ulysses in groups of ulysses_degree ranks, a ring over groups); auto: by " +
-			"costs (docs/planner.md), else ring, or allgather with layout document on a CPU"},
+		doc: "ring: keys and values go from rank to rank; allgather: all at once; ulysses: ranks exchange rows for " +
+			"heads; hierarchical: ulysses in groups of ulysses_degree ranks, a ring over groups; auto: by costs " +
+			"(docs/planner.md), else ring, or allgather with layout document on a CPU"},
 	{path: "parallel.ulysses_degree", def: "auto", word: "auto", min: 1, max: maxRanks,
 		at: func(c *Config) any { return &c.Parallel.Inner },
-		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most that " +
-			"are on one host and divide the heads; needs algorithm hierarchical" + ifAuto},
+		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most on one " +
+			"host that divide the heads; only with hierarchical" + ifAuto},
 	{path: "parallel.gather_heads", def: "0", max: maxHeads,
-		doc: "key-value heads gathered at a time; fewer take less memory; 0: all, unless the algorithm " +
-			"is chosen by costs; needs algorithm allgather" + ifAuto},
+		doc: "key-value heads gathered at a time; fewer take less memory; 0: all, unless costs choose the algorithm; " +
+			"only with allgather" + ifAuto},
 	{path: "parallel.gather", def: "auto", choices: []string{"beside", "before", "auto"},
-		doc: "when rows of other ranks are sent: beside (during a first kernel call on the rank's own rows) or " +
-			"before (the only kernel call); needs algorithm allgather, or sliding windows and not ulysses" + ifAuto},
+		doc: "ranks send rows beside a first kernel call on their own, or before the only call; only with allgather, " +
+			"or with sliding windows and not ulysses" + ifAuto},
 	{path: "parallel.layout", def: "auto",
 		choices: []string{"zigzag", "striped", "contiguous", "window", "document", "document-zigzag", "auto"},
-		doc: "the positions of each rank; window is contiguous after a zigzag of the first window; document " +
-			"distributes documents by their work, document-zigzag cuts each like zigzag; auto: by costs, else zigzag, " +
-			"or document with pack_documents"},
+		doc: "the positions of each rank; window: a zigzag of the first window, then contiguous; document: documents " +
+			"distributed by work; document-zigzag: each cut like zigzag; auto: by costs, else zigzag, or document with " +
+			"pack_documents"},
 	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"},
-		doc: "what moves keys and values between GPUs: nccl, or copy (copy engines, of one host); auto: copy " +
-			"where possible; on CPU write auto"},
+		doc: "moves keys and values between GPUs: nccl, or copy (copy engines of one host); auto: copy where possible, " +
+			"on CPUs the only value"},
 	{path: "parallel.deadline", def: "auto", word: "auto", least: time.Second,
-		doc: "how long a rank may stall before the others name it and end the run; auto: 5m, later 20 times the " +
-			"longest step, from 2m to 5m, and at least 5 times that step"},
+		doc: "how long a rank may stall before the others name it and end the run; auto: 5m, after three steps 20 " +
+			"times the longest step, from 2m to 5m, and at least 5 times that step"},
 
 	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "reference", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Backend },
-		doc: "flash (our kernels), fused (cuDNN, needs CUDA), reference (float64, slow); auto: the " +
-			"fastest that can run, see docs/backends.md"},
+		doc: "flash: cprun's kernels; fused: cuDNN; reference: float64, slow; auto: the fastest that can run " +
+			"(docs/backends.md)"},
 	{path: "attention.sm_margin", def: "0", max: maxSMMargin,
-		doc: "processors (SMs) that flash on Hopper GPUs leaves to kernels that run beside it, such as NCCL's; " +
-			"refused on a CPU and with another backend"},
+		doc: "SMs that flash on Hopper GPUs leaves to concurrent kernels, such as NCCL's; refused on a CPU and with " +
+			"another backend"},
 	{path: "attention.debug", def: "0", max: 2,
 		doc: "0: quiet; 1: the choice; 2: also every rule that rejected a backend"},
 
@@ -279,45 +273,40 @@ var runKeys = []key{
 		doc: "auto: bf16 on CUDA, fp32 on CPU, where bf16 and fp16 halve activations but cost time; fp16 scales " +
 			"the loss"},
 	{path: "precision.grad_wire", def: "fp32", choices: []string{"fp32", "bf16"},
-		doc: "gradients between ranks; bf16 halves their traffic, sums stay float32, and it needs memory.shard; on one " +
-			"rank it changes nothing"},
+		doc: "gradients between ranks; bf16 halves their traffic, needs memory.shard, and keeps float32 sums"},
 
 	{path: "precision.linears", def: "bf16", choices: []string{"bf16", "fp8"},
 		at: func(c *Config) any { return &c.Model.Tuning.Linears },
-		doc: "matrix products of layers; bf16: in the type of compute; fp8: of E4M3 with a factor for each row, about " +
-			"twice as fast on Hopper GPUs, slower on CPU; routers, gates, adapters, the head and gradients of " +
-			"weights of experts stay"},
+		doc: "matrix products of layers; bf16: in the type of compute; fp8: of E4M3 with a factor for each row, " +
+			"about twice as fast on Hopper GPUs, slower on CPU (docs/fp8.md)"},
 
 	{path: "memory.recompute", def: "auto", choices: []string{"none", "selective", "full", "auto"},
-		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA, with shard " +
-			"and offload, the fastest that fits the memory. full also drops inputs of some layers if memory is short"},
+		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA, with shard and offload, " +
+			"the fastest that fits (docs/memory.md)"},
 	{path: "memory.loss_chunk", def: "auto", word: "auto", min: 1, max: maxLen,
-		doc: "tokens with logits in memory at once; auto: at most 1024, on CUDA at most 8192, less if memory " +
-			"is short"},
+		doc: "tokens with logits in memory at once; auto: at most 1024, on CUDA 8192"},
 	{path: "memory.shard", def: "auto", choices: []string{"none", "optimizer", "gradients", "parameters", "auto"},
-		doc: "state that is divided among the ranks; gradients: also optimizer state; parameters: also gradients and " +
-			"optimizer state; auto: gradients on several GPUs, or parameters if the run needs it to fit, optimizer " +
-			"on several ranks of CPUs, else none"},
+		doc: "state divided among the ranks, each with the ones before it; auto: gradients on several GPUs, or " +
+			"parameters if needed to fit; optimizer on several ranks of CPUs; else none"},
 	{path: "memory.offload", def: "auto", choices: []string{"off", "activations", "optimizer", "both", "auto"},
-		doc: "what moves to host memory: saved activations as far as the device lacks memory, float32 weights and " +
-			"moments, or both; auto: off on CPU, on CUDA off unless the run needs it to fit"},
+		doc: "moves to host memory: saved activations that the device lacks memory for, float32 weights and moments, " +
+			"or both; auto: off, unless a run on CUDA needs it to fit"},
 	{path: "memory.reserve", def: string(autoReserve), word: "auto",
-		doc: "memory of each device that plans leave free, such as 3% or 4G; a run that needs it is refused; " +
-			"auto: 3%"},
+		doc: "memory of each device that plans leave free, such as 4G; auto: 3%"},
 
 	{path: "checkpoint.every", def: "0", doc: "optimizer steps between two checkpoints; 0: not by steps"},
 	{path: "checkpoint.interval", def: "15m", doc: "longest time between two checkpoints; 0: no limit"},
 	{path: "checkpoint.keep", def: "3", doc: "newest checkpoints to keep; 0: all"},
 	{path: "checkpoint.async", def: "auto", word: "auto",
-		doc: "true: write while training goes on, from a copy of the state in host memory; false: training waits, and " +
-			"nothing is copied; auto: true if the host's memory holds the copy"},
+		doc: "true: write during training, from a copy of the state in host memory; false: training waits; auto: " +
+			"true if the host's memory holds the copy"},
 	{path: "checkpoint.best", def: "false",
 		doc: "also save after each validation with the lowest loss so far; `checkpoints/best` names that checkpoint, " +
-			"which is kept in addition to `keep`; needs data.validation"},
+			"kept beyond `keep`; needs data.validation"},
 
 	{path: "log.every", def: "auto", word: "auto", min: 1,
-		doc: "optimizer steps between two lines of the output and of `metrics.jsonl`; auto: about 60 lines of a run, and " +
-			"one for each validation, while `metrics.jsonl` and TensorBoard get every step"},
+		doc: "optimizer steps between two lines of the output and of `metrics.jsonl`; auto: about 60 lines of output " +
+			"and one for each validation, but every step in `metrics.jsonl` and TensorBoard"},
 	{path: "log.samples.every", def: "0", doc: "optimizer steps between two rounds of answers; 0: none"},
 	{path: "log.samples.prompts", def: "[]", doc: "at most 10 prompts of at most 1024 tokens"},
 	{path: "log.tensorboard", def: "true", doc: "write TensorBoard event files to the run directory"},

@@ -3,8 +3,12 @@ package config
 import (
 	"fmt"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // TestReference compares docs/config.md with the table of keys.
@@ -31,30 +35,78 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// reference returns the generated part of docs/config.md: every key with its type, default and meaning, by section.
+// reference returns the generated part of docs/config.md: the keys by section with default, other values and meaning.
+// The schema describes the keys of config.json that few families have.
 func reference() string {
+	wrap := func(text string) string { return strings.ReplaceAll(terminal.Wrap(text, 120, 1), "\n ", "\n") }
+	page := regexp.MustCompile(`docs/(\w+)\.md`)
 	var b strings.Builder
 	for _, s := range sections {
-		fmt.Fprintf(&b, "### %s\n\n%s\n\n| key | type | default | meaning |\n|---|---|---|---|\n", s.path, s.doc)
+		fmt.Fprintf(&b, "### %s\n\n%s\n\n", s.path, wrap(s.doc))
+		if s.path == ropeSection {
+			b.WriteString(ropes())
+			continue
+		}
+		var others []string
+		b.WriteString("| key and default | other values | meaning |\n|---|---|---|\n")
 		for i := range keys {
-			if section, name := split(keys[i].path); section == s.path {
-				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, keys[i].described(), keys[i].defaulted(),
-					keys[i].doc)
+			k := &keys[i]
+			section, name := split(k.path)
+			switch {
+			case section != s.path:
+			case k.json != nil && k.json.OfSome():
+				others = append(others, "`"+name+"`")
+			default:
+				fmt.Fprintf(&b, "| %s | %s | %s |\n", k.defaulted(), k.others(), page.ReplaceAllString(k.doc, "[$1]($1.md)"))
 			}
+		}
+		if others != nil {
+			b.WriteString("\n" + wrap("Some families also have these keys, as in transformers (`cprun config --schema` "+
+				"describes them): "+strings.Join(others, ", ")+".") + "\n")
 		}
 		b.WriteString("\n")
 	}
 	return b.String()
 }
 
-// described returns the type of a key with its bounds.
-func (k *key) described() string {
-	wanted := strings.TrimPrefix(strings.TrimPrefix(k.wanted(), "an "), "a ")
-	kind, word, _ := strings.Cut(wanted, " or ")
-	if word != "" {
-		word = " or " + word
+// ropes returns the keys of each type of rope scaling.
+func ropes() string {
+	var b strings.Builder
+	b.WriteString("| `rope_type` | needed keys | optional keys |\n|---|---|---|\n")
+	for _, kind := range keyAt[ropeSection+".rope_type"].allowed() {
+		var needed, optional []string
+		for i := range keys {
+			k := &keys[i]
+			if section, name := split(k.path); section != ropeSection || name == "rope_type" {
+				continue
+			}
+			if k.json.NeededBy(kind) {
+				needed = append(needed, k.defaulted())
+			} else if k.json.OfRope(kind) {
+				optional = append(optional, k.defaulted())
+			}
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", kind, strings.Join(needed, ", "), strings.Join(optional, ", "))
+	}
+	return b.String() + "\n"
+}
+
+// others returns the values of a key besides its default, with their bounds.
+func (k *key) others() string {
+	if words := k.allowed(); len(words) > 0 && k.json == nil {
+		return strings.Join(slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == k.def }), ", ")
+	}
+	kind := strings.TrimPrefix(strings.TrimPrefix(k.wanted(), "an "), "a ")
+	word := ""
+	if k.word != "" {
+		kind = strings.TrimSuffix(strings.TrimSuffix(kind, " or "+k.word), ",")
+		if k.word != k.def {
+			word = ", " + k.word
+		}
 	}
 	switch k.at(blankConfig()).(type) {
+	case *bool, **bool:
+		return strings.Join(slices.DeleteFunc([]string{"true", "false"}, func(w string) bool { return w == k.def }), ", ")
 	case *float64, **float64, *[2]float64:
 		return kind + " in " + k.within + word
 	case *int, *int64:
@@ -63,16 +115,14 @@ func (k *key) described() string {
 		}
 		return fmt.Sprintf("%s ≥ %d", kind, k.min) + word
 	}
-	return wanted
+	return kind + word
 }
 
-// defaulted returns the default of a key.
+// defaulted returns the name of a key with its default.
 func (k *key) defaulted() string {
-	switch {
-	case k.json != nil && k.json.Needs != "":
-		return "*needed* by " + strings.ReplaceAll(k.json.Needs, " ", ", ")
-	case k.def == "":
-		return "*needed*"
+	_, name := split(k.path)
+	if k.def == "" {
+		return "`" + name + "`"
 	}
-	return "`" + k.def + "`"
+	return "`" + name + ": " + k.def + "`"
 }

@@ -15,7 +15,6 @@ import (
 type Family struct {
 	Name  string // model_type of config.json, and model.architecture of train.yaml
 	Class string // in architectures of config.json
-	About string // for the reference of train.yaml; may be empty
 
 	Tensors  Names
 	Layer    string // prefix of a layer's tensors; %d is its number, from 0
@@ -292,17 +291,6 @@ func (f *Family) activation() (key string, act kernels.Activation) {
 // Families returns the names of all families, sorted.
 func Families() []string { return slices.Sorted(maps.Keys(families)) }
 
-// About returns the descriptions of the families.
-func About() string {
-	var out []string
-	for _, name := range Families() {
-		if about := families[name].About; about != "" {
-			out = append(out, about)
-		}
-	}
-	return strings.Join(out, "; ")
-}
-
 // Family returns the family of a valid config.
 func (c *Config) Family() *Family {
 	f := families[c.Architecture]
@@ -366,13 +354,12 @@ func init() {
 	names := llamaNames.biases(Query, Key, Value, Output).with(headNorms)
 	windows := Windows{Use: new(false), Slides: lateLayers}
 	Register(Family{
-		Name: Qwen3, Class: "Qwen3ForCausalLM", About: "qwen3 is llama with an RMSNorm on each query and key " +
-			"head", Tensors: names, Layer: llamaLayer,
+		Name: Qwen3, Class: "Qwen3ForCausalLM", Tensors: names, Layer: llamaLayer,
 		Defaults: Config{NumKeyValueHeads: 32, HeadDim: 128, MaxPositionEmbedding: 32768, SlidingWindow: 4096},
 		Windows:  windows,
 	})
 	Register(Family{
-		Name: "qwen2", Class: "Qwen2ForCausalLM", About: "qwen2 is llama with biases of queries, keys and values",
+		Name: "qwen2", Class: "Qwen2ForCausalLM",
 		Tensors: llamaNames.biases(Query, Key, Value), Layer: llamaLayer, Biased: true,
 		Defaults: Config{NumKeyValueHeads: 32, MaxPositionEmbedding: 32768, SlidingWindow: 4096},
 		Windows:  windows,
@@ -386,8 +373,7 @@ func init() {
 		Windows:  Windows{Uniform: true}, Wrapper: "mistral3",
 	})
 	Register(Family{
-		Name: "ministral3", Class: "Ministral3ForCausalLM", About: "ministral3 is llama with queries that grow beyond " +
-			"the trained length", Tensors: llamaNames, Layer: llamaLayer,
+		Name: "ministral3", Class: "Ministral3ForCausalLM", Tensors: llamaNames, Layer: llamaLayer,
 		Ropes:    []string{"yarn"},
 		Defaults: Config{NumKeyValueHeads: 8, HeadDim: 128, MaxPositionEmbedding: 256 << 10, RMSNormEps: 1e-5},
 		Pad:      12, Windows: Windows{Uniform: true}, Wrapper: "mistral3", Keys: []string{betaKey},
@@ -400,21 +386,20 @@ func init() {
 		Export: map[string]any{"attention_out_bias": false, "residual_dropout": number(0)},
 	})
 	Register(Family{
-		Name: "granite", Class: "GraniteForCausalLM", About: "granite is llama with multipliers of scores, embedding, " +
-			"branches and logits", Tensors: llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down), Layer: llamaLayer,
+		Name: "granite", Class: "GraniteForCausalLM",
+		Tensors: llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down), Layer: llamaLayer,
 		Defaults: Config{MaxPositionEmbedding: 2048, AttentionMultiplier: 1},
 		Windows:  Windows{Foreign: true},
 		Keys:     []string{"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"},
 	})
 	Register(Family{
-		Name: "smollm3", Class: "SmolLM3ForCausalLM", About: "smollm3 is llama with layers that do not rotate",
+		Name: "smollm3", Class: "SmolLM3ForCausalLM",
 		Tensors: llamaNames.biases(Query, Key, Value, Output, Gate, Up, Down), Layer: llamaLayer, NoRope: 4,
 		Defaults: Config{NumKeyValueHeads: 4, MaxPositionEmbedding: 32768, RopeTheta: 2e6, TieWordEmbeddings: true},
 		Pad:      128005, Windows: Windows{Use: new(false), Slides: unrotated},
 	})
 	Register(Family{
-		Name: "phi3", Class: "Phi3ForCausalLM", About: "phi3 is llama with partial rotation and longrope; its files " +
-			"hold q, k, v as one tensor, gate and up as another", Tensors: llamaNames, Layer: llamaLayer,
+		Name: "phi3", Class: "Phi3ForCausalLM", Tensors: llamaNames, Layer: llamaLayer,
 		Fused: []Fused{
 			{Name: "self_attn.qkv_proj.weight", Roles: []Role{Query, Key, Value}},
 			{Name: "mlp.gate_up_proj.weight", Roles: []Role{Gate, Up}},

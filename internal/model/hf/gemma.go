@@ -17,8 +17,7 @@ var gemmaNorms = Names{
 func init() {
 	names := llamaNames.with(gemmaNorms)
 	f := Family{
-		Name: Gemma2, Class: "Gemma2ForCausalLM", About: "gemma2 adds norms of the results of attention and MLP, " +
-			"soft caps, GELU and a scaled embedding", Tensors: names, Layer: llamaLayer,
+		Name: Gemma2, Class: "Gemma2ForCausalLM", Tensors: names, Layer: llamaLayer,
 		Defaults: Config{
 			NumKeyValueHeads: 4, HeadDim: 256, MaxPositionEmbedding: 8192, TieWordEmbeddings: true, SlidingWindow: 4096,
 			QueryPreAttnScalar: 256, AttnLogitSoftcapping: 50, FinalLogitSoftcapping: 30,
@@ -29,8 +28,6 @@ func init() {
 	}
 	Register(f)
 	f.Name, f.Class = Gemma3, "Gemma3ForCausalLM"
-	f.About = "gemma3_text has head norms in place of the soft cap of scores, and rotates layers with a window by a " +
-		"base of their own"
 	f.Tensors = names.with(headNorms)
 	f.Defaults = Config{
 		VocabSize: 262208, NumAttentionHeads: 8, NumKeyValueHeads: 4, HeadDim: 256, MaxPositionEmbedding: 131072,

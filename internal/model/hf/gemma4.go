@@ -29,8 +29,6 @@ func init() {
 	}
 	Register(f)
 	f.Name, f.Class, f.Wrapper = "gemma4_text", "Gemma4ForCausalLM", "gemma4"
-	f.About = "gemma4_text and gemma4_unified_text have other heads in layers without a window, whose values may be the " +
-		"projection of keys; gemma4_text may have experts beside the MLP"
 	f.Defaults.MaxPositionEmbedding, f.Defaults.SlidingWindow = 128<<10, 512
 	f.Tensors = names.with(Names{
 		Router: "router.proj.weight", RouterNorm: "router.scale", ChoiceScale: "router.per_expert_scale",

@@ -52,12 +52,12 @@ var ConfigKeys = []ConfigKey{
 	{Name: "vocab_size", Min: 1, Doc: "rows of the embedding"},
 	{Name: "hidden_size", Min: 1, Doc: "width of the residual stream"},
 	{Name: "intermediate_size", Min: 1,
-		Doc: "width of the gated MLP; not needed in qwen3_5_moe_text, which has experts in all layers"},
+		Doc: "width of the gated MLP; not needed in qwen3_5_moe_text"},
 	{Name: "num_hidden_layers", Min: 1, Max: maxLayers, Doc: "transformer layers"},
 	{Name: "num_attention_heads", Min: 1, Max: maxHeads, With: "hidden_size head_dim", Doc: "query heads"},
 	{Name: "num_key_value_heads", Default: "null", Derived: true, off: true, Min: 1, Max: maxHeads,
 		With: "num_attention_heads",
-		Doc:  "key and value heads; divides the query heads; null: as many as query heads"},
+		Doc:  "key and value heads; divides the query heads; null: as many"},
 	{Name: "head_dim", Default: "null", Derived: true, Min: 2, Max: maxHeads,
 		With: "hidden_size num_attention_heads",
 		Doc:  "width of one head, even; null: hidden_size / num_attention_heads"},
@@ -146,8 +146,8 @@ var ConfigKeys = []ConfigKey{
 	{Name: "topk_group", Default: "null", Min: 1, Max: maxExperts, lacks: ignored, With: "n_group",
 		Doc: "groups in which a token can choose experts; only glm4_moe; null: 1"},
 	{Name: logitsKey, Default: "false", ours: true, has: (*Family).Balances, lacks: unbalanced,
-		Doc: "add the loss of balance of the experts, as in transformers, over all tokens of a step; only families with " +
-			"experts, except glm4_moe; of config.json the key is ignored"},
+		Doc: "add the loss of balance of the experts, as in transformers, over all tokens of a step; not in glm4_moe; " +
+			"ignored in config.json"},
 	{Name: coefKey, Default: "null", ours: true, has: (*Family).Balances, lacks: unbalanced, Within: "(0, inf)",
 		With: logitsKey, Doc: "its factor; null: that of config.json, else 0.001"},
 	{Name: qkNormKey, Default: "false", lacks: ignored,
@@ -171,13 +171,13 @@ var ConfigKeys = []ConfigKey{
 	{Name: "rms_norm_eps", Default: "1.0e-6", Within: "(0, inf)", Doc: "added to the mean square in RMSNorm"},
 	{Name: "tie_word_embeddings", Default: "false", Doc: "the output matrix is the embedding"},
 	{Name: "max_position_embeddings", Default: "null", Min: 1, Max: maxTokens,
-		Doc: "longest trained length, tokens; with model.from, a longer seq_len without rope_scaling gives a warning"},
+		Doc: "longest trained length, tokens; a longer seq_len without rope_scaling gives a warning"},
 	{Name: "initializer_range", Default: "0.02", Within: "[0, inf)", Doc: "standard deviation of random weights"},
 	{Name: "sliding_window", Default: "null", off: true, Min: 1, Max: maxTokens, With: "layer_types",
 		Doc: "a token sees itself and the sliding_window - 1 tokens before it"},
 	{Name: "layer_types", Default: "null", Choices: []string{FullAttention, SlidingAttention, LinearAttention},
-		With: "num_hidden_layers", Doc: "a value for each layer; null: every layer slides if sliding_window is set; in " +
-			"families with linear_attention, each but every fourth has that"},
+		With: "num_hidden_layers", Doc: "a value for each layer; null: all slide if sliding_window is set; in families " +
+			"with linear_attention, each but every fourth has that"},
 	{Name: "linear_conv_kernel_dim", Default: "null", Min: 2, Max: 8, lacks: ignored,
 		Doc: "tokens of the causal convolution before linear attention; only qwen3_5_text, qwen3_5_moe_text, qwen3_next, " +
 			"as the following; null: 4"},
@@ -233,6 +233,9 @@ func (k *ConfigKey) Field(c *Config) any {
 }
 
 func isZero(field any) bool { return reflect.ValueOf(field).Elem().IsZero() }
+
+// OfSome reports whether only some families have the key, with its meaning in transformers.
+func (k *ConfigKey) OfSome() bool { return k.lacks != "" && !k.ours }
 
 // OfRope reports whether a type of rope scaling has the key.
 func (k *ConfigKey) OfRope(kind string) bool { return slices.Contains(strings.Fields(k.Ropes), kind) }

@@ -24,7 +24,7 @@ func init() {
 	keys := []string{"num_experts", "num_experts_per_tok"}
 	ofWidth := append(slices.Clip(keys), widthKey, "norm_topk_prob")
 	Register(Family{
-		Name: "qwen3_moe", Class: "Qwen3MoeForCausalLM", About: "qwen3_moe is qwen3 with experts",
+		Name: "qwen3_moe", Class: "Qwen3MoeForCausalLM",
 		Tensors: llamaNames.biases(Query, Key, Value, Output).with(headNorms).with(fusedExperts), Layer: llamaLayer,
 		Experts:  &Mixture{Count: "num_local_experts", Each: eachExpert, Linear: true},
 		Defaults: Config{NumKeyValueHeads: 4, MaxPositionEmbedding: 32768, SlidingWindow: 4096},
@@ -32,7 +32,7 @@ func init() {
 		Keys:     append(slices.Clip(ofWidth), "decoder_sparse_step", "mlp_only_layers"),
 	})
 	Register(Family{
-		Name: "mixtral", Class: "MixtralForCausalLM", About: "mixtral is mistral with experts",
+		Name: "mixtral", Class: "MixtralForCausalLM",
 		Tensors: llamaNames.with(Names{Gate: "", Up: "", Down: "", Router: "block_sparse_moe.gate.weight",
 			ExpertIn: "block_sparse_moe.experts.gate_up_proj", ExpertDown: "block_sparse_moe.experts.down_proj"}),
 		Layer: llamaLayer,
@@ -44,8 +44,7 @@ func init() {
 		Export: map[string]any{"router_jitter_noise": number(0)},
 	})
 	Register(Family{
-		Name: "glm4_moe", Class: "Glm4MoeForCausalLM", About: "glm4_moe is llama with partial rotation, experts chosen by " +
-			"sigmoids, and an MLP for all tokens beside them",
+		Name: "glm4_moe", Class: "Glm4MoeForCausalLM",
 		Tensors: llamaNames.biases(Query, Key, Value).with(headNorms).with(fusedExperts).with(Names{
 			Correction: "mlp.gate.e_score_correction_bias", SharedGate: "mlp.shared_experts.gate_proj.weight",
 			SharedUp: "mlp.shared_experts.up_proj.weight", SharedDown: "mlp.shared_experts.down_proj.weight"}),
@@ -58,8 +57,7 @@ func init() {
 			"topk_group", qkNormKey),
 	})
 	Register(Family{
-		Name: "gpt_oss", Class: "GptOssForCausalLM", About: "gpt_oss has experts with biases and a clamped gate, and a " +
-			"sink for each head",
+		Name: "gpt_oss", Class: "GptOssForCausalLM",
 		Tensors: llamaNames.biases(Query, Key, Value, Output).with(fusedExperts).with(Names{
 			Gate: "", Up: "", Down: "", Sinks: "self_attn.sinks",
 			Router: "mlp.router.weight", Router.Bias(): "mlp.router.bias",

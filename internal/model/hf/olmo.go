@@ -7,14 +7,12 @@ func init() {
 		AttentionNorm: "post_attention_layernorm.weight", MLPNorm: "post_feedforward_layernorm.weight",
 	})
 	f := Family{
-		Name: "olmo2", Class: "Olmo2ForCausalLM", About: "olmo2 has norms of the results of attention and MLP in place of " +
-			"their inputs, and norms of q and k over all heads", Tensors: names, Layer: llamaLayer, WideNorms: true,
+		Name: "olmo2", Class: "Olmo2ForCausalLM", Tensors: names, Layer: llamaLayer, WideNorms: true,
 		Defaults: Config{MaxPositionEmbedding: 2048, RMSNormEps: 1e-5},
 		Pad:      2, Windows: Windows{Foreign: true},
 	}
 	Register(f)
 	f.Name, f.Class = "olmo3", "Olmo3ForCausalLM"
-	f.About = "olmo3 is olmo2 with a window in three of four layers, which rope_scaling leaves alone"
 	f.Defaults.SlidingWindow, f.Defaults.RopeTheta, f.Defaults.RopeLocalBaseFreq = 4096, 5e5, 5e5
 	f.Windows, f.Keys = Windows{Slides: allBut(4, "")}, []string{localKey}
 	Register(f)

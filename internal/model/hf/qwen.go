@@ -18,8 +18,7 @@ func init() {
 		SharedUp: "mlp.shared_expert.up_proj.weight", SharedDown: "mlp.shared_expert.down_proj.weight",
 		SharedScale: "mlp.shared_expert_gate.weight"})
 	f := Family{
-		Name: "qwen3_5_text", Class: "Qwen3_5ForCausalLM", About: "qwen3_5_text has gated attention in every fourth layer, " +
-			"and a gated delta rule in the others",
+		Name: "qwen3_5_text", Class: "Qwen3_5ForCausalLM",
 		Tensors: names, Layer: llamaLayer, Partial: true, Gated: true, Interval: 4, ZeroCentred: true, Whole: true,
 		Defaults: Config{NumKeyValueHeads: 4, HeadDim: 256, MaxPositionEmbedding: 32768, PartialRotaryFactor: 0.25,
 			LinearConvKernelDim: 4, LinearKeyHeadDim: 128, LinearValueHeadDim: 128, LinearNumKeyHeads: 16,
@@ -30,14 +29,13 @@ func init() {
 	Register(f)
 
 	f.Name, f.Class, f.Wrapper = "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "qwen3_5_moe"
-	f.About = "qwen3_5_moe_text and qwen3_next have experts in place of its MLP, and a gated MLP for all tokens"
 	f.Tensors = names.with(mixture).with(Names{Gate: "", Up: "", Down: ""})
 	f.Defaults.NumKeyValueHeads, f.Defaults.IntermediateSize, f.Defaults.SharedExpertIntermediateSize = 2, 512, 512
 	f.Experts = &Mixture{Count: "num_experts", Each: eachExpert, Router: kernels.Router{Normalize: true}}
 	f.Keys = append([]string{"num_experts", "num_experts_per_tok", widthKey, sharedKey}, deltaKeys...)
 	Register(f)
 
-	f.Name, f.Class, f.Wrapper, f.About = "qwen3_next", "Qwen3NextForCausalLM", "", ""
+	f.Name, f.Class, f.Wrapper = "qwen3_next", "Qwen3NextForCausalLM", ""
 	f.Tensors = names.with(mixture)
 	f.Fused = []Fused{
 		{Name: "linear_attn.in_proj_qkvz.weight", Roles: []Role{DeltaQKV, DeltaZ}, ByKeyHead: true},
