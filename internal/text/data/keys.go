@@ -35,12 +35,12 @@ type keyRule struct {
 }
 
 // keyRules lists the keys that decide what is trained or shown. The first rule for a key and its kind counts.
-// docs/formats.md has this table.
+// docs/formats.md has this list.
 var keyRules = []keyRule{
 	{keyText, FormatText, useRead, "the document"},
 	{keyIDs, FormatTokens, useRead, "the tokens; nothing is appended"},
 	{keyLabels, FormatTokens, useRead, "the token to predict at that position, or −100 for none"},
-	{strings.Join(masks, " "), FormatTokens, useRead, "0: no target. A target needs a 1 in each mask, and a label"},
+	{strings.Join(masks, " "), FormatTokens, useRead, "a target needs a 1 in each mask, and a label"},
 	{keyAttention, FormatTokens, useRead, "zeros at the end are padding and are cut off; a 0 before a 1 is refused"},
 	{"seq_lengths", FormatTokens, useRead, "the lengths of the documents in the record"},
 	{"cu_seqlens", FormatTokens, useRead, "their borders, from 0 to the number of tokens"},
@@ -64,7 +64,7 @@ var keyRules = []keyRule{
 		"assistant, assistant and tool"},
 	{"content value name tool_calls tool_call_id reasoning_content thinking reasoning", kindTurn, useRead,
 		"for the chat template"},
-	{strings.Join(flagKeys, " "), kindTurn, useRead, "0 or false: the turn is no target; 1 or true: it is one"},
+	{strings.Join(flagKeys, " "), kindTurn, useRead, "with 0 or false the turn is no target"},
 	{"function_call", kindTurn, useRefused, "write it as tool_calls"},
 	{"train* loss* *_weight", kindTurn, useRefused, "it looks as if it chose targets, and " +
 		strings.Join(flagKeys, ", ") + " do: rename or remove it"},
