@@ -6,7 +6,7 @@
 //	loop := ring.Ring{Kernel: kernel, Comm: group, Stream: stream, Arena: arena}
 //	err = loop.Forward(out, q, k, v, schedule, attention.Softmax{Scale: scale})
 //
-// ring.go holds the loop; docs/concepts/schedules.md explains the fields of a Hop.
+// ring.go holds the loop; docs/concepts/schedules.md shows the algorithms as schedules.
 package ring
 
 import (
