@@ -9,21 +9,6 @@ import (
 	"testing"
 )
 
-// The architecture page shows the ring whole. This keeps the two the same.
-func TestArchitectureShowsTheRing(t *testing.T) {
-	page, err := os.ReadFile("docs/architecture.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	src, err := os.ReadFile("ring/ring.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(string(page), "```go\n"+string(src)+"```") {
-		t.Error("docs/architecture.md does not show ring/ring.go; copy the file there")
-	}
-}
-
 // pages lists the pages of docs and the README.
 func pages(t *testing.T) []string {
 	t.Helper()

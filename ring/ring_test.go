@@ -432,7 +432,7 @@ func TestFixtures(t *testing.T) {
 	}
 }
 
-// The ring is meant to be read whole: docs/architecture.md shows it.
+// The ring is meant to be read whole.
 func TestTheLoopsStayOnOnePage(t *testing.T) {
 	src, err := os.ReadFile("ring.go")
 	if err != nil {
