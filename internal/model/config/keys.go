@@ -62,8 +62,9 @@ const ifAuto = "; reset with a warning if algorithm auto takes another"
 // sections lists the mappings of train.yaml, outer before inner.
 var sections = []struct{ path, doc string }{
 	{"model", "The shape of the model, as in a Hugging Face `config.json`; overrides that of `from`."},
-	{"model.rope_scaling", "Rotary frequencies beyond the trained length, as in `config.json`. Replaces the whole " +
-		"section of `from`. `rope_parameters` of transformers 5 is the same."},
+	{"model.rope_scaling", "Rotary frequencies beyond the trained length, as in `config.json`. With `rope_type` it " +
+		"replaces the section of `from`; without, it changes keys of that. `rope_parameters` of transformers 5 is the " +
+		"same."},
 	{"data", "Where tokens come from."},
 	{"data.validation", "The loss on held-out text."},
 	{"train", "The length and the batches of the run."},

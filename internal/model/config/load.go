@@ -231,7 +231,8 @@ func (l *loader) modelGiven() bool {
 	})
 }
 
-// decodeRope replaces rope_scaling if any of its keys was given. The type selects the allowed keys.
+// decodeRope replaces rope_scaling if its type was given, which selects the allowed keys. Without a type, keys change
+// those of model.from.
 func (l *loader) decodeRope() {
 	if l.values[ropeSection] != nil { // null
 		l.cfg.Model.RopeScaling = nil
@@ -244,26 +245,33 @@ func (l *loader) decodeRope() {
 		}
 		return
 	}
-	r := &hf.RopeScaling{}
-	l.cfg.Model.RopeScaling = r
 	typeKey := keyAt[ropeSection+".rope_type"]
-	if n := l.values[typeKey.path]; n == nil {
-		l.add(typeKey.path, "missing; write one of %s", strings.Join(typeKey.allowed(), ", "))
-	} else {
+	typed := l.values[typeKey.path] != nil
+	if !typed && !l.ok("model.from") {
+		return // the type is that of a missing model
+	}
+	whole := typed || l.cfg.Model.RopeScaling == nil
+	if whole {
+		l.cfg.Model.RopeScaling = &hf.RopeScaling{}
+	}
+	r := l.cfg.Model.RopeScaling
+	if typed {
 		l.decodeKey(typeKey)
+	} else if whole {
+		l.add(typeKey.path, "missing; write one of %s", strings.Join(typeKey.allowed(), ", "))
 	}
 	typeKnown := l.ok(typeKey.path)
 	for i := range keys {
 		k := &keys[i]
 		_, name := split(k.path)
 		switch n := l.values[k.path]; {
-		case k == typeKey || !inside(k.path):
+		case k == typeKey || !inside(k.path) || n == nil && !whole:
 		case n != nil && typeKnown && !k.json.OfRope(r.Type):
 			l.add(k.path, "rope_type %s has no %s; remove it", r.Type, name)
 		case n == nil && k.json.NeededBy(r.Type):
 			l.add(k.path, "missing; rope_type %s needs it", r.Type)
 		case n != nil || k.def != "" && k.json.OfRope(r.Type):
-			l.decodeValue(k, n) // even with model.from, since rope_scaling is replaced whole
+			l.decodeValue(k, n)
 		}
 	}
 	if r.Type == "default" {

@@ -27,6 +27,8 @@ func TestReachOfRopeScaling(t *testing.T) {
 		{"model: {from: testdata/hf-long, max_position_embeddings: 100K}", 1024, "9"},
 		// of the model's own 1024
 		{"model: {from: testdata/hf-long, rope_scaling: {rope_type: linear, factor: 2}}", 2048, "3"},
+		// twice the model's factor, for twice its positions
+		{"model: {from: testdata/hf-long, max_position_embeddings: 2K, rope_scaling: {factor: 16}}", 2048, "17"},
 		// the model's 1024 were another scaling's
 		{"model: {from: testdata/hf-long, rope_scaling: " + strings.Replace(llama3, "1024", "16", 1) + "}", 64, "5"},
 		// no scaling
