@@ -43,6 +43,16 @@ func Locate(name string) (dir string, err error) {
 		terminal.Name(Hub), name)
 }
 
+// hubName returns the Hub id of a model in a cache of huggingface_hub, or "".
+func hubName(dir string) string {
+	snapshots := filepath.Dir(dir)
+	repo, ok := strings.CutPrefix(filepath.Base(filepath.Dir(snapshots)), "models--")
+	if !ok || filepath.Base(snapshots) != "snapshots" {
+		return ""
+	}
+	return strings.Replace(repo, "--", "/", 1)
+}
+
 var errGGUF = errors.New("a model in GGUF, which is for inference; name the Hugging Face directory that it was made " +
 	"from, with config.json and *.safetensors")
 

@@ -46,6 +46,9 @@ func TestModelsByName(t *testing.T) {
 	if c, err := ReadConfig(dir); err != nil || c.Architecture != "llama" {
 		t.Errorf("%v, %v", c, err)
 	}
+	if _, err := OpenWeights(dir); err == nil || !strings.HasSuffix(err.Error(), "; fetch them: hf download org/tiny") {
+		t.Errorf("a model without weights: %v", err)
+	}
 	for _, ref := range []string{"9999ffff", "../snapshots/0123abcd", ""} {
 		Hub = t.TempDir()
 		put(Hub, ref)

@@ -93,6 +93,8 @@ func openWeights(path, single string) (*Weights, error) {
 		if d.Exists("pytorch_model.bin") || d.Exists("pytorch_model.bin.index.json") {
 			err = fmt.Errorf("%w; pytorch_model.bin is a pickle, which can run code and is not read: load it in "+
 				"transformers and save_pretrained with safetensors", err)
+		} else if id := hubName(d.Path); id != "" {
+			err = fmt.Errorf("%w; fetch them: hf download %s", err, id)
 		}
 	}
 	if err != nil {
