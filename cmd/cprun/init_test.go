@@ -144,7 +144,14 @@ func TestInitFollowsTheData(t *testing.T) {
 // llama8B is the shape of Llama-3.1-8B.
 const llama8B = `{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 131072,
 "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rope_theta": 500000.0, "vocab_size": 128256,
-"rms_norm_eps": 1e-05, "tie_word_embeddings": false}`
+"rms_norm_eps": 1e-05, "tie_word_embeddings": false, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}`
+
+// qwen30B is the shape of Qwen3-30B-A3B-Instruct-2507.
+const qwen30B = `{"model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768, "intermediate_size": 6144,
+"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 48, "num_experts": 128,
+"num_experts_per_tok": 8, "norm_topk_prob": true, "vocab_size": 151936, "max_position_embeddings": 262144,
+"rope_theta": 10000000, "tie_word_embeddings": false}`
 
 // Without data, init also takes full training if that fits, else adapters, else shorter samples. It overwrites no file.
 func TestInitFollowsTheMachine(t *testing.T) {
@@ -226,6 +233,9 @@ func TestAPlanNeedsOnlyAModel(t *testing.T) {
 		t.Errorf("stdout\n%s\nstderr\n%s", out, stderr)
 	}
 	contains(t, "a plan without data", out, "\nfits: ")
+	out, _ = must(t, append([]string{"plan", config, "--set", "data.seq_len=1K", "--set", "data.pack_documents=true",
+		"--set", "data.path=" + absolute(t, "cmd/cprun/testdata/traces.parquet")}, assume...)...)
+	contains(t, "a plan without weights", out, "safetensors", "\nfits: ", "24 documents, 5,834 tokens", "% filled")
 	invalid(t, []string{"plan", config}, "data.path: no file none.txt")
 	invalid(t, []string{"plan", "--model", dir, config, config}, "takes one argument")
 	invalid(t, []string{"plan", "--model", "nosuch"}, "no directory nosuch")

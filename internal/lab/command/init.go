@@ -137,7 +137,7 @@ func (d *draft) choose() error {
 		if err := d.count(n); err != nil {
 			return err
 		}
-		if d.refused == nil {
+		if d.counts != nil || d.refused == nil {
 			break
 		}
 	}

@@ -71,15 +71,13 @@ func Plan(path string, o PlanOptions) (int, error) {
 	var found *plan.Data
 	var refusal error
 	if path != "" {
-		found, refusal = o.refusal(path, ranks, machine)
+		found, refusal = o.refusal(path, cfg, ranks, machine)
 	}
 	if opts.Data = found; found != nil {
+		opts.Docs = found.First
 		if err := cfg.ResolveEpochs(found.EpochSamples); err != nil {
 			return 0, &InputError{err}
 		}
-	}
-	if found != nil && refusal == nil {
-		opts.Docs = found.First
 	}
 	opts.Refused = lines(refusal)
 	p, err := plan.Make(cfg, ranks, opts)
@@ -206,12 +204,14 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan, count
 	return p.Details(o.Stdout, terminal.Columns())
 }
 
-// refusal returns the faults in the files named by the config. They stop a run, but not a plan.
-func (o *PlanOptions) refusal(path string, ranks int, m machine.Machine) (*plan.Data, error) {
+// refusal returns the faults in the files named by the config, and the amount of data. Faults stop a run, but not a
+// plan: data counts without weights too.
+func (o *PlanOptions) refusal(path string, planned *config.Config, ranks int, m machine.Machine) (*plan.Data, error) {
 	whole, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: m.Hosts, Device: m.Device(),
 		Known: true})
 	if err != nil {
-		return nil, err
+		found, _ := train.Check(planned)
+		return found, err
 	}
 	return train.Check(whole)
 }

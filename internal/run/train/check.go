@@ -15,9 +15,8 @@ import (
 )
 
 // Check checks the files of a config before any process is spawned: too little data, tokens outside the vocabulary,
-// weights that do not fit. It reports all faults, each at the line of its key. Without faults it returns the amount of
-// data, nil if it is not in the token cache and may not be encoded, and train.epochs has become train.steps and
-// train.samples.
+// weights that do not fit. It reports all faults, each at the line of its key. It returns the amount of data; nil if
+// that is at fault, or is not in the token cache and may not be encoded. Without faults, it resolves train.epochs.
 func Check(cfg *config.Config) (*plan.Data, error) {
 	var all config.Errors
 	note := func(key string, err error) {
@@ -62,7 +61,7 @@ func Check(cfg *config.Config) (*plan.Data, error) {
 		}))
 	}
 	if len(all) > 0 {
-		return nil, all
+		return found, all
 	}
 	if found == nil {
 		return nil, nil
