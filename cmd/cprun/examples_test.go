@@ -38,6 +38,38 @@ func TestExamplesLearn(t *testing.T) {
 	}
 }
 
+// The recipes for long contexts fit their GPUs, by a plan without weights. In small form they train on traces.
+func TestExamplesOfLongContexts(t *testing.T) {
+	t.Parallel()
+	// The file is of scripts/traces traces.parquet 24 1K.
+	small := []string{"--nproc", "2", "--set", "data.path=" + absolute(t, "cmd/cprun/testdata/traces.parquet"), "--set",
+		"data.seq_len=1K", "--set", "train.steps=3", "--set", "log.every=1"}
+	for _, c := range []struct{ name, hub, config, gpus, small string }{
+		{"llama-3.1-8b-lora-256k", "meta-llama/Llama-3.1-8B-Instruct", llama8B, "1", "parity/tiny-llama3-gqa"},
+		{"llama-3.1-8b-512k", "meta-llama/Llama-3.1-8B-Instruct", llama8B, "2", "parity/tiny-llama3-gqa"},
+		{"qwen3-30b-a3b-lora-64k", "Qwen/Qwen3-30B-A3B-Instruct-2507", qwen30B, "1", "families/qwen3_moe"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			file, hub := "../../examples/long/"+c.name+".yaml", t.TempDir()
+			tidy(t, content(t, file))
+			repo := filepath.Join(hub, "models--"+strings.ReplaceAll(c.hub, "/", "--"))
+			write(t, repo, "refs/main", "0123456789abcdef")
+			write(t, repo, "snapshots/0123456789abcdef/config.json", c.config)
+			_, out, stderr := with(t, []string{"HF_HUB_CACHE=" + hub}, "plan", file, "--assume", "h200,ram=256G,gpus="+c.gpus)
+			contains(t, "the plan", out, "traces.parquet", "\nfits: ", " of 256 GiB; about ")
+			if stderr != "" {
+				t.Errorf("stderr: %s", stderr)
+			}
+			dir, _ := trains(t, append(small, "--set", "model.from="+absolute(t, "internal/model/testdata/"+c.small), "--set",
+				"model.resize_embeddings=256", file)...)
+			if n := len(metricsOf(t, dir)); n != 3 {
+				t.Errorf("%d steps", n)
+			}
+		})
+	}
+}
+
 // The script of continued training at a longer context runs from a Hugging Face directory to another.
 func TestExamplesContinueAtALongerContext(t *testing.T) {
 	t.Parallel()
