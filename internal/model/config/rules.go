@@ -226,8 +226,14 @@ func contextWarning(c *Config, f *faults) {
 	reach := trained * r.Factor
 	// Llama 3.1 has 131,072 positions, twice its trained length x factor. With a user's scaling the length in
 	// config.json no longer applies.
-	if c.Given(ropeSection) == c.Given("model.max_position_embeddings") {
-		reach = max(reach, longest)
+	scaled := c.Given(ropeSection) || c.Given(ropeSection+".factor")
+	if longest > reach && scaled == c.Given("model.max_position_embeddings") {
+		if n > longest {
+			f.add("data.seq_len", "%d is beyond the model's %.0f positions at factor %g of rope_scaling; set "+
+				"model.max_position_embeddings to %d and model.rope_scaling.factor to %g", c.Data.SeqLen, longest, r.Factor,
+				c.Data.SeqLen, math.Ceil(r.Factor*n/longest))
+		}
+		return
 	}
 	if reach > 0 && n > reach {
 		f.add("data.seq_len", "%d is beyond the %.0f positions that rope_scaling reaches (%s, %.0f x factor %g); "+
