@@ -276,7 +276,10 @@ func TestScalePlansWithoutRunning(t *testing.T) {
 func TestExamplesOfScale(t *testing.T) {
 	t.Parallel()
 	for name, flags := range map[string][]string{"lengths": nil, "h200": {"--assume",
-		"arch=sm90,cudnn=9.19.0,memory=140G,link=450G"}} {
+		"arch=sm90,cudnn=9.19.0,memory=140G,link=450G"}, "long": {"--assume", "gpu=h200,gpus=2,cudnn=9.19.0"}} {
+		if testing.Short() && name == "long" {
+			continue
+		}
 		dir := filepath.Join(t.TempDir(), name)
 		must(t, append([]string{"scale", "--plan", "--out", dir, "../../examples/scale/" + name + ".yaml"},
 			flags...)...)
