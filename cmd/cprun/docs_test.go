@@ -101,8 +101,7 @@ func TestCommandsOfTheDocs(t *testing.T) {
 	found := 0
 	for page, text := range docs(t) {
 		for _, m := range codeBlock.FindAllStringSubmatch(text, -1) {
-			for line := range strings.Lines(m[2]) {
-				line = strings.TrimSpace(line)
+			for line := range strings.SplitSeq(m[2], "\n") {
 				if m[1] == "sh" || strings.HasPrefix(line, "$ ") {
 					found += parses(t, page, line, false)
 				} else if strings.HasPrefix(line, "cprun ") || strings.HasPrefix(line, "bin/cprun ") {
@@ -140,6 +139,15 @@ var smaller = strings.NewReplacer("128K", "64", " 64K", " 64", "--nproc 4", "--n
 	"every: 50, samples: 8", "every: 1, samples: 2", "--samples 8", "--samples 2", "opticks-book-3", "gettysburg",
 	"--max-tokens 40", "--max-tokens 4")
 
+// shell runs commands in a directory; bin/cprun is a program there, and $0 the test's.
+func shell(t *testing.T, dir, script string) {
+	c := process(t)
+	c.Path, c.Args, c.Dir = "/bin/sh", []string{"sh", "-euxc", "PATH=$PWD/bin:$PATH\n" + script, c.Path}, dir
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // The commands of each page run, in their order, with small models and little data.
 func TestPagesRun(t *testing.T) {
 	t.Parallel()
@@ -148,13 +156,6 @@ func TestPagesRun(t *testing.T) {
 		"Qwen3-30B-A3B": "families/qwen3_moe", "Qwen3.5-9B": "families/qwen3_5_text"} {
 		if err := os.Rename(worded(t, "../../internal/model/testdata/"+model), filepath.Join(root, name)); err != nil {
 			t.Fatal(err)
-		}
-	}
-	shell := func(t *testing.T, dir, script string) {
-		c := process(t)
-		c.Path, c.Args, c.Dir = "/bin/sh", []string{"sh", "-euxc", "PATH=$PWD/bin:$PATH\n" + script, c.Path}, dir
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, out)
 		}
 	}
 	write(t, root, "train.yaml", content(t, small(t, 1)))
@@ -193,9 +194,7 @@ cprun scale --out runs/lengths-20261122-200000 experiment.yaml`)
 			shell(t, t.TempDir(), "ln -s "+root+"/* .\n"+script)
 		})
 	}
-	for _, part := range elsewhere {
-		if !used[part] {
-			t.Errorf("no line of a page has %q", part)
-		}
+	if len(used) < len(elsewhere) {
+		t.Errorf("of %q only %v are in pages", elsewhere, used)
 	}
 }

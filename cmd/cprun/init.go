@@ -19,8 +19,12 @@ commands. DATA is as in data.path.`,
 		Example: "  cprun init Qwen/Qwen3-8B chats.jsonl --to train.yaml\n" +
 			"  cprun init Llama-3.2-1B \"texts/*.txt\" --gpus 8 --assume h200",
 		Args: func(c *cobra.Command, args []string) error {
-			if len(args) < 1 || len(args) > 2 {
-				return usagef("%s takes a model and data, got %q", c.CommandPath(), args)
+			switch {
+			case len(args) == 0:
+				return usagef("the model is missing: %s", c.UseLine())
+			case len(args) > 2:
+				return usagef("%s takes a model and data, got %d arguments; quote a glob: \"texts/*.txt\"", c.CommandPath(),
+					len(args))
 			}
 			return nil
 		},

@@ -70,6 +70,7 @@ func TestInit(t *testing.T) {
 	if err != nil || len(models) < 20 {
 		t.Fatal(models, err)
 	}
+	models = append(models, "../../internal/model/testdata/parity/tiny-qwen3-yarn")
 	kinds := slices.Sorted(func(yield func(string) bool) {
 		for k := range data {
 			if !yield(k) {
@@ -102,15 +103,29 @@ func TestInit(t *testing.T) {
 				if planned, _ := must(t, "plan", file, "--nproc", "2"); strings.Contains(planned, "cannot run") {
 					t.Error(planned)
 				}
-				if name == "qwen2" || name == "qwen3_moe" && kind == "jsonl" {
-					dir, stderr := trains(t, "--nproc", "2", "--set", "train.steps=2", file)
-					if n := len(metricsOf(t, dir)); n != 2 {
-						t.Errorf("%d steps", n)
-					}
-					contains(t, "the end", stderr, map[bool]string{true: "--chat Hello", false: "--prompt The"}[kind == "jsonl"])
+				dir, stderr := trains(t, "--nproc", "2", "--set", "train.steps=1", file)
+				if n := len(metricsOf(t, dir)); n != 1 {
+					t.Errorf("%d steps", n)
 				}
+				contains(t, "the end", stderr, map[bool]string{true: "--chat Hello", false: "--prompt The"}[kind == "jsonl"])
 			})
 		}
+	}
+}
+
+// The commands that init names run, also for one rank.
+func TestInitNamesCommands(t *testing.T) {
+	t.Parallel()
+	dir, model := t.TempDir(), worded(t, "../../internal/model/testdata/families/qwen2")
+	file := filepath.Join(dir, "train.yaml")
+	out, _ := must(t, "init", model, gettysburg(t), "--gpus", "1", "--to", file)
+	_, next, ok := strings.Cut(out, "next:\n")
+	if !ok || strings.Count(next, "\n") != 3 {
+		t.Fatal(out)
+	}
+	shell(t, dir, next)
+	if n := len(metricsOf(t, filepath.Join(dir, "runs/qwen2"))); n == 0 {
+		t.Errorf("no steps")
 	}
 }
 
@@ -190,7 +205,8 @@ func TestInitFollowsTheMachine(t *testing.T) {
 	invalid(t, []string{"init", "nosuch"}, "cprun: model.from: no directory nosuch")
 	invalid(t, []string{"init", dir, "/nosuch"}, "cprun: data.path: no file /nosuch")
 	invalid(t, []string{"init", dir, "--assume", "h201"}, "gpu=h201")
-	invalid(t, []string{"init"}, "takes a model")
+	invalid(t, []string{"init"}, "the model is missing")
+	invalid(t, []string{"init", dir, "a.txt", "b.txt"}, "got 3 arguments; quote a glob")
 	file := write(t, t.TempDir(), "train.yaml", "mine")
 	invalid(t, []string{"init", dir, "--to", file, "--assume", "h200"}, "exists")
 	if text := content(t, file); text != "mine" {

@@ -452,7 +452,7 @@ func (o *GenerateOptions) note(line string) {
 
 func (o *GenerateOptions) report(w *source, req generate.Request, rep generate.Report) {
 	rate := func(n int, d time.Duration) string {
-		return fmt.Sprintf("%s tokens in %.2f s (%s)", readable.Count(int64(n)), d.Seconds(),
+		return fmt.Sprintf("%s in %.2f s (%s)", readable.Counted(n, "token"), d.Seconds(),
 			readable.Rate(float64(n)/max(d.Seconds(), 1e-9)))
 	}
 	why := map[generate.End]string{
@@ -460,7 +460,7 @@ func (o *GenerateOptions) report(w *source, req generate.Request, rep generate.R
 		generate.Interrupted: "interrupted",
 		generate.EndRoom:     fmt.Sprintf("stopped at the model's last position, %d", w.positions),
 	}
-	line := fmt.Sprintf("prompt: %d tokens", len(req.Prompt)) // interrupted in the prompt
+	line := "prompt: " + readable.Counted(len(req.Prompt), "token") // interrupted in the prompt
 	if rep.End != generate.Interrupted || rep.Tokens > 0 {
 		line = fmt.Sprintf("prompt: %s; text: %s", rate(len(req.Prompt), rep.Prompt), rate(rep.Tokens, rep.Write))
 	}

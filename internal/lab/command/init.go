@@ -276,10 +276,10 @@ func (d *draft) text() string {
 	key(fmt.Sprintf("  epochs: %d", d.epochs), "%s", passes)
 	key(fmt.Sprintf("  global_batch_size: %d", d.batch), "samples of a step: %s",
 		readable.Counted(d.batch*length, "token"))
-	rate := "2.0e-5"
+	rate, whose := "2.0e-5", "all weights; adapters take 10 times as much"
 	switch {
 	case d.bound != "":
-		rate = "2.0e-4"
+		rate, whose = "2.0e-4", "adapters; all weights take a tenth"
 		key("lora: {r: 16}", "full training lacks %s", d.bound)
 	case size > manyParams:
 		rate = "1.0e-5"
@@ -287,7 +287,7 @@ func (d *draft) text() string {
 	default:
 		key("# lora: {r: 16}", "all weights train, since that fits; adapters take less memory")
 	}
-	key("optimizer: {lr: "+rate+"}", "low for all weights, 10 times it for adapters")
+	key("optimizer: {lr: "+rate+"}", "for %s", whose)
 	key("lr_schedule: {warmup_ratio: 0.03}", "a short rise, then a cosine to a tenth")
 	return text
 }
@@ -298,10 +298,14 @@ func (d *draft) next(program, file, assume string) []string {
 	if assume == "" {
 		planned = ranks
 	}
-	run := []string{program, file, "--run-dir", filepath.Join("runs", filepath.Base(d.model))}
+	model, _ := filepath.Abs(d.model) // which may be "."
+	run := []string{program, file, "--run-dir", filepath.Join("runs", filepath.Base(model))}
 	if d.site.Hosts > 1 {
 		run = append([]string{"srun"}, run...)
 	}
-	return []string{Shell(append([]string{program, "plan", file}, planned...)),
-		Shell(append([]string{program, "verify", file}, ranks...)), Shell(append(run, ranks...))}
+	plan, verify := []string{program, "plan", file}, []string{program, "verify", file}
+	if d.ranks > 1 { // else verify chooses 2
+		verify = append(verify, ranks...)
+	}
+	return []string{Shell(append(plan, planned...)), Shell(verify), Shell(append(run, ranks...))}
 }

@@ -50,7 +50,7 @@ func TestRecordsDecideHowDocumentsArePacked(t *testing.T) {
 			"data.overlong: split would cut"},
 		{"path: set", "auto auto", false, false, ""},
 		{"path: dict", "", false, false, "dict has several splits; name one, such as dict/train"},
-		{"path: dir", "", false, false, "dir is a directory; write a glob"},
+		{"path: dir", "", false, false, "dir is a directory; write a glob of its files, such as dir/*.txt"},
 	} {
 		text := leastModel + "data: {tokenizer: bytes, " + tc.data + "}\n"
 		c, err := load(filepath.Join(dir, "t.yaml"), []byte(text), Options{}, osDisk)

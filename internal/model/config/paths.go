@@ -220,7 +220,11 @@ func (l *loader) globFault(given, abs, tried string) string {
 			return clipped(given) + " has several splits; name one, such as " + clipped(filepath.Join(given, "train"))
 		}
 		if l.disk.isDir(dir) {
-			return clipped(given) + " is a directory; write a glob of its files, such as " + clipped(given) + "/*.bin"
+			ext := ".txt"
+			if in, _ := l.disk.glob(literal(dir) + "/*.*"); len(in) > 0 {
+				ext = filepath.Ext(in[0])
+			}
+			return clipped(given) + " is a directory; write a glob of its files, such as " + clipped(given+"/*"+ext)
 		}
 	}
 	for _, dir := range []string{abs, filepath.Join(literal(l.fileDir), given)} {
