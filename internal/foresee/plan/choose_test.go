@@ -211,6 +211,12 @@ func TestChoicesCost(t *testing.T) {
 	if sent := parameters.Communication.Gradients - base.Communication.Gradients; sent != weights {
 		t.Errorf("sharded parameters send %d bytes more, want %d", sent, weights)
 	}
+	// A code takes one byte in place of two. Of each layer, products read all but two norms.
+	matrices := int64(28 * (2*3072*3072 + 2*3072*1024 + 3*3072*8192))
+	codes := with("memory.shard=parameters", "precision.linears=fp8")
+	if saved := parameters.Communication.Gradients - codes.Communication.Gradients; saved != 2*matrices*7/8 {
+		t.Errorf("codes save %d bytes of gathers, want %d", saved, 2*matrices*7/8)
+	}
 	moved := with("memory.shard=gradients", "memory.offload=optimizer")
 	if base.Estimate.Parts.Offload != 0 || moved.Estimate.Parts.Offload <= 0 ||
 		moved.Estimate.SecondsPerStep <= base.Estimate.SecondsPerStep {

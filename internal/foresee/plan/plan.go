@@ -192,16 +192,19 @@ func partitionOf(cfg *config.Config, ranks int, spec ring.Spec) Partition {
 // stateBytes counts the bytes of gradients and weights that a rank sends in a step. A
 // ring reduces or gathers n bytes by sending (ranks-1)/ranks of them.
 func stateBytes(cfg *config.Config, flat *model.FlatLayout, ranks int, micro int64) int64 {
-	dtype := int64(backend.DType(cfg).Size())
-	grads, weights := wireBytes(cfg)*flat.Size(), dtype*flat.Size()
+	grads, trained, all := wireBytes(cfg)*flat.Size(), int64(0), int64(0)
+	for bucket := range flat.Buckets {
+		trained += read(flat, bucket, backend.DType(cfg))
+		all += weights(flat, bucket, backend.DType(cfg))
+	}
 	total := 2 * grads
 	switch cfg.Memory.Shard {
 	case "optimizer":
-		total = grads + weights
+		total = grads + trained
 	case "gradients":
-		total = grads*micro + weights
+		total = grads*micro + trained
 	case "parameters":
-		total = grads*micro + 2*(weights+dtype*flat.FrozenSize())*micro
+		total = grads*micro + 2*all*micro
 	}
 	return total * int64(ranks-1) / int64(ranks)
 }
