@@ -44,20 +44,28 @@ func Of[A, B float](got []A, want []B, c Contract) (d Distance, err error) {
 	if len(got) == 0 {
 		return d, errors.New("no elements to compare")
 	}
-	var off, all float64
 	for i := range want {
 		g, w := float64(got[i]), float64(want[i])
-		gap := Gap(g, w, c)
-		if gap > d.Abs {
+		if gap := Gap(g, w, c); gap > d.Abs {
 			d.Abs, d.At = gap, i
 		}
-		off = math.Hypot(off, gap)
-		if !math.IsNaN(w) && !math.IsInf(w, 0) {
+		if finite(w) {
 			d.Largest = max(d.Largest, math.Abs(w))
-			all = math.Hypot(all, w)
 		}
 	}
-	d.Norm = over(off, all)
+	if d.Norm = d.Relative(); d.Norm == 0 || math.IsInf(d.Norm, 1) {
+		return d, nil
+	}
+	var off, all float64 // over the largest, so that squares neither overflow nor underflow
+	for i := range want {
+		g, w := float64(got[i]), float64(want[i])
+		gap := Gap(g, w, c) / d.Abs
+		off += gap * gap
+		if finite(w) {
+			all += w / d.Largest * (w / d.Largest)
+		}
+	}
+	d.Norm *= math.Sqrt(off / all)
 	return d, nil
 }
 
