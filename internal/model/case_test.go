@@ -26,7 +26,7 @@ type testCase struct {
 // with position 0.
 func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs []int) *testCase {
 	c := &testCase{cfg: cfg, ops: refOps{}, att: refAttention{docs: docs, cfg: cfg,
-		alone: alone{delta.Reference{}, refOps{}, documents(docs, len(ids)/batch)}}, arenaSize: 1 << 20}
+		alone: alone{delta.Reference{}, refOps{}, documents(docs, len(ids)/batch)}}, arenaSize: 1 << 17}
 	c.params = Params{Layout: NewLayout(cfg, 1), Weights: weights, Compute: weights,
 		Grads: tensor.New(weights.DType(), weights.Size())}
 	c.freeze(tensor.New(weights.DType(), int(c.params.Layout.FrozenSize())))

@@ -107,7 +107,7 @@ type saved struct {
 }
 
 func (m *Model) views(l *layer, s *activations) []saved {
-	list := append(make([]saved, 0, 24), saved{&s.x, m.dtype, 1, m.cfg.HiddenSize, ofInput, 0},
+	list := append(make([]saved, 0, 48), saved{&s.x, m.dtype, 1, m.cfg.HiddenSize, ofInput, 0},
 		saved{&s.h, m.dtype, 1, m.cfg.HiddenSize, ofTile, 0})
 	return l.mlp.views(l.mixer.views(list, m, s), m, s)
 }

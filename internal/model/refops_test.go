@@ -70,10 +70,13 @@ func (refOps) Linear(y, x, w, add View) {
 		Y = get(add)
 	}
 	for t := range n {
+		xs := X[t*in:][:in]
 		for o := range out {
-			for i := range in {
-				Y[t*out+o] += X[t*in+i] * W[o*in+i]
+			sum, ws := Y[t*out+o], W[o*in:][:in]
+			for i, x := range xs {
+				sum += x * ws[i]
 			}
+			Y[t*out+o] = sum
 		}
 	}
 	put(y, Y)
