@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math/bits"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,6 +64,7 @@ type draft struct {
 
 // Init writes a train.yaml for a model directory or Hub id, and for data, which may be "".
 func Init(model, path string, o InitOptions) (int, error) {
+	defer debug.SetGCPercent(debug.SetGCPercent(planGC))
 	p := PlanOptions{Options: o.Options}
 	if o.Assume != "" {
 		if o.NProc != "auto" {

@@ -2,7 +2,6 @@ package command
 
 import (
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -50,8 +49,6 @@ func (o *PlanOptions) setLongest(path string, m machine.Machine, ranks int) erro
 			return inputf("--longest finds data.seq_len itself; leave --set %s out", terminal.Name(s))
 		}
 	}
-	// Each length that is tried leaves megabytes of garbage. With Go's default percent a third of the search collects it.
-	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	d, err := o.decider(m)
 	if err != nil {
 		return err
