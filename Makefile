@@ -18,7 +18,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r t d; do printf '%-17s %s\n' "$$t" "$$d"; done
 
 # Compilers and tests run for a short time; with Go's default GOGC they spend a fifth of it in garbage collection. Tests
-# start cprun with the default, as users have it.
+# of memory start cprun with the default, as users have it.
 test test-full test-portable vet-darwin mutate examples race fuzz staticcheck asm cuda vet-cuda test-kernels: export GOGC ?= 400
 
 build: ## build bin/cprun for CPUs

@@ -55,7 +55,7 @@ func process(t *testing.T, args ...string) *exec.Cmd {
 	}
 	c := exec.Command(exe, args...)
 	c.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "NVTE_") }),
-		actAsProgram+"=1", "GOGC=") // Go's default
+		actAsProgram+"=1")
 	return c
 }
 

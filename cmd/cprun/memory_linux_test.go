@@ -49,7 +49,7 @@ memory: {recompute: none}
 		c := process(t, "--device", "cpu", "--quiet", "--nproc", strconv.Itoa(ranksOfState), "--run-dir", dir,
 			"--set", "memory.shard="+shard, config)
 		within(c, limit)
-		c.Env = append(c.Env, "GOMAXPROCS=2") // each thread takes memory
+		c.Env = append(c.Env, "GOMAXPROCS=2", "GOGC=") // each thread takes memory; Go's default
 		out, err := c.CombinedOutput()
 		if err == nil {
 			for _, m := range metricsOf(t, dir) {

@@ -50,6 +50,7 @@ func TestRunsTakeTheMemoryOfTheirPlans(t *testing.T) {
 func trainWithin(t *testing.T, limit int64, path string) int64 {
 	t.Helper()
 	c := process(t, "--device", "cpu", "--nproc", "2", "--run-dir", filepath.Join(t.TempDir(), "run"), path)
+	c.Env = append(c.Env, "GOGC=") // Go's default
 	if dir := controlGroup(t, limit); dir != "" {
 		within(c, "echo $$ >"+dir+"/cgroup.procs")
 	}
