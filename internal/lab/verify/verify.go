@@ -27,8 +27,8 @@ type Float = metrics.Float
 
 // A Report is the result of a verification. A nil field could not be checked; Reasons has its JSON name.
 type Report struct {
-	// OK is false if there are Differences, and nil after a crash, which Error describes. docs/verify.md lists the
-	// fields.
+	// OK is false if there are Differences, and nil after a crash, which Error describes. docs/verify.md explains
+	// the parts.
 	OK            *bool             `json:"ok"`
 	Error         string            `json:"error,omitempty"`
 	Config        string            `json:"config"`
