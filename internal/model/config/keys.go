@@ -56,9 +56,6 @@ const (
 	MaxPieces = 1 << 15
 )
 
-// ifAuto ends the help of a key that belongs to one algorithm.
-const ifAuto = "; reset with a warning if algorithm auto takes another"
-
 // sections lists the mappings of train.yaml, outer before inner.
 var sections = []struct{ path, doc string }{
 	{"model", "The shape of the model, as in a Hugging Face `config.json`; overrides that of `from`."},
@@ -82,8 +79,7 @@ var sections = []struct{ path, doc string }{
 	{"checkpoint", "How often state is saved. A run also saves at its end and on SIGTERM or Ctrl-C."},
 	{"log", "Reports during training."},
 	{"log.samples", "Answers to prompts during training, of up to 64 of the likeliest tokens, in the log, " +
-		"`metrics.jsonl`, TensorBoard and the report. If the data have messages, a prompt is a message of the user. " +
-		"Not with `attention.backend` fused."},
+		"`metrics.jsonl`, TensorBoard and the report. If the data have messages, a prompt is a message of the user."},
 }
 
 var keys = append(modelKeys(), runKeys...)
@@ -115,8 +111,8 @@ func modelKeys() (list []key) {
 }
 
 var resizeKey = key{path: "model.resize_embeddings", def: "null", word: "null", min: 1,
-	doc: "vocab_size in place of that of `model.from`, at least as large; the new rows of embedding and head begin " +
-		"as the mean of the old; null: as in `model.from`"}
+	doc: "vocab_size in place of that of `model.from`, at least as large; new rows begin as the mean of the " +
+		"old; null: as in `model.from`"}
 
 var runKeys = []key{
 	{path: "data.path",
@@ -125,7 +121,7 @@ var runKeys = []key{
 	{path: "data.format", def: "auto", choices: []string{"text", "messages", "completion", "tokens", "auto"},
 		doc: "kind of the records; auto: each by its keys"},
 	{path: "data.chat_template", def: "null", word: "null",
-		doc: "Jinja file that renders conversations; null: that of the tokenizer"},
+		doc: "Jinja file that renders conversations; null: the tokenizer's"},
 	{path: "data.train_on", def: "assistant", choices: []string{"assistant", "all"},
 		doc: "targets in conversations: the assistant's turns, or the completion of a prompt; all: every token"},
 	{path: "data.tokenizer", def: "auto", word: "auto",
@@ -144,8 +140,7 @@ var runKeys = []key{
 		doc: "token that ends a document; needed to pack documents of `.bin` files without an `.idx`; null: " +
 			"`eos_token` of the tokenizer, else that of `model.from`, else none"},
 	{path: "data.cache", def: "null", word: "null",
-		doc: "directory of the token cache; null: `cprun/tokens` in the user's cache directory, for files from 16 " +
-			"MiB; tokens of smaller ones stay in memory"},
+		doc: "directory of the token cache; null: `cprun/tokens` in the user's cache directory, for files from 16 MiB"},
 	{path: "data.seed", def: "null", word: "null", wordIs: -1, max: maxSeed,
 		doc: "seed of the order of samples; null: train.seed, or the seed of the resumed checkpoint"},
 	{path: "data.validation.path", def: "null", word: "null",
@@ -154,17 +149,17 @@ var runKeys = []key{
 	{path: "data.validation.samples", def: "0", doc: "samples of one validation, the first of the files; 0: all"},
 
 	{path: "train.steps", def: "100", word: "null", min: 1,
-		doc: "optimizer steps; null: those of `epochs` or `samples`, else 100"},
+		doc: "optimizer steps; null: by `epochs` or `samples`, else 100"},
 	{path: "train.epochs", def: "null", word: "null", min: 1,
-		doc: "passes over the data (of a mixture: its largest source), in place of `steps`; the last step takes the " +
-			"remainder. The config of a run has its `steps` and `samples`"},
+		doc: "passes over the data (of a mixture: its largest source), in place of `steps`; the last step " +
+			"takes the remainder"},
 	{path: "train.samples", def: "null", word: "null", min: 1, max: maxSamples,
 		doc: "samples after which the run ends, in place of `epochs`, or at `steps` if they are earlier; the last " +
 			"step takes the remainder"},
 	{path: "train.global_batch_size", def: "1", min: 1,
 		doc: "samples of one optimizer step, over all data-parallel groups"},
 	{path: "train.micro_batch_size", def: "1", min: 1,
-		doc: "samples of one pass of one group; others are accumulated. Without packing at most 8192 / context"},
+		doc: "samples of one pass of one group; others are accumulated"},
 	{path: "train.seed", def: "1", max: maxSeed,
 		doc: "seed of random weights, and the default of data.seed"},
 	{path: "train.deterministic", def: "false", doc: "the same config on as many ranks gives the same bits"},
@@ -172,8 +167,7 @@ var runKeys = []key{
 		doc: "globs over names of parameters that do not train, such as `[\"model.embed_tokens.*\"]`; with lora " +
 			"those of adapters, `[\"base_model.*.layers.0.*\"]`"},
 	{path: "train.early_stop.patience", def: "0",
-		doc: "the run ends after this many validations in a row without a new lowest loss; 0: off; needs " +
-			"data.validation"},
+		doc: "validations in a row without a new lowest loss after which the run ends; 0: off"},
 	{path: "train.early_stop.min_delta", def: "0.0", within: "[0, inf)", doc: "a new lowest loss is lower by more " +
 		"than this"},
 
@@ -185,8 +179,7 @@ var runKeys = []key{
 	{path: "lora.targets", def: "auto", word: "auto",
 		doc: "names of modules or their last parts, such as `[q_proj, v_proj]`, or a text: a regular expression of " +
 			"whole names, such as `model.layers.[0-3].*[qv]_proj`; auto or `all-linear`: all linear layers of the " +
-			"blocks. As in PEFT, in glm4_moe, mixtral and qwen3_moe auto, `gate` and the names of an MLP are those " +
-			"of router and experts, and MLPs beside them have no adapters; see docs/experts.md"},
+			"blocks. Of experts: docs/experts.md"},
 	{path: "lora.target_parameters", def: "null", word: "null",
 		doc: "names, or their last parts, of matrices of experts and routers, such as `[mlp.experts.down_proj]`; " +
 			"needs dropout 0; targets may be `[]`; null: none"},
@@ -195,7 +188,7 @@ var runKeys = []key{
 		doc: "PEFT adapter directory to continue, with its own keys except dropout and base; null: new adapters"},
 	{path: "lora.base", def: "auto", choices: []string{"bf16", "fp8", "auto"},
 		doc: "type of the frozen matrices of layers; fp8: E4M3 with a factor for each row, which needs " +
-			"precision.linears: fp8; bf16: the type of compute, also of their products; auto: as precision.linears"},
+			"precision.linears: fp8; bf16: the type of compute; auto: as precision.linears"},
 	{path: "lora.exclude_modules", def: "null", word: "null",
 		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Exclude },
 		doc: "targets without an adapter, in the same forms"},
@@ -203,7 +196,7 @@ var runKeys = []key{
 		at:  func(c *Config) any { return &c.Model.Tuning.LoRA.Layers },
 		doc: "layers with adapters, from 0, or one number; does not restrict whole names in targets; null: all"},
 	{path: "lora.layers_pattern", def: "null", word: "null",
-		doc: "names of the lists that layers_to_transform counts, such as `layers`; null: any"},
+		doc: "lists that layers_to_transform counts, such as `layers`; null: any"},
 	{path: "lora.rank_pattern", def: "null", word: "null",
 		doc: "ranks in place of r, such as `{down_proj: 32, 'layers\\.[01]\\..*q_proj': 4}`, by regular expressions " +
 			"of a module's last parts; the first match applies"},
@@ -224,7 +217,7 @@ var runKeys = []key{
 	{path: "lr_schedule.name", def: "cosine", choices: []string{"cosine", "linear", "constant", "wsd"},
 		doc: "wsd is warmup, stable, decay"},
 	{path: "lr_schedule.warmup_steps", def: "0", word: "null", wordIs: -1,
-		doc: "steps in which the rate rises from 0 to lr; null: those of `warmup_ratio`, else 0"},
+		doc: "steps in which the rate rises from 0 to lr; null: by `warmup_ratio`, else 0"},
 	{path: "lr_schedule.warmup_ratio", def: "null", word: "null", within: "[0, 1]",
 		doc: "share of train.steps, rounded up, in place of `warmup_steps`"},
 	{path: "lr_schedule.min_lr", def: "null", word: "null", wordIs: -1, within: "[0, inf)",
@@ -241,20 +234,21 @@ var runKeys = []key{
 	{path: "parallel.ulysses_degree", def: "auto", word: "auto", min: 1, max: maxRanks,
 		at: func(c *Config) any { return &c.Parallel.Inner },
 		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most on one " +
-			"host that divide the heads; only with hierarchical" + ifAuto},
+			"host that divide the heads; only with hierarchical"},
 	{path: "parallel.gather_heads", def: "0", max: maxHeads,
 		doc: "key-value heads gathered at a time; fewer take less memory; 0: all, unless costs choose the algorithm; " +
-			"only with allgather" + ifAuto},
+			"only with allgather"},
 	{path: "parallel.gather", def: "auto", choices: []string{"beside", "before", "auto"},
 		doc: "ranks send rows beside a first kernel call on their own, or before the only call; only with allgather, " +
-			"or with sliding windows and not ulysses" + ifAuto},
+			"or with sliding windows and not ulysses"},
 	{path: "parallel.layout", def: "auto",
 		choices: []string{"zigzag", "striped", "contiguous", "window", "document", "document-zigzag", "auto"},
 		doc: "the positions of each rank; window: a zigzag of the first window, then contiguous; document: documents " +
 			"distributed by work; document-zigzag: each cut like zigzag; auto: by costs, else zigzag, or document with " +
 			"pack_documents"},
 	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"},
-		doc: "moves keys and values between GPUs: nccl, or copy (copy engines of one host); auto: copy where possible, " +
+		doc: "moves keys and values between GPUs: nccl, or copy (copy engines of one host); auto: copy where " +
+			"possible, " +
 			"on CPUs the only value"},
 	{path: "parallel.deadline", def: "auto", word: "auto", least: time.Second,
 		doc: "how long a rank may stall before the others name it and end the run; auto: 5m, after three steps 20 " +
@@ -265,8 +259,7 @@ var runKeys = []key{
 		doc: "flash: cprun's kernels; fused: cuDNN; reference: float64, slow; auto: the fastest that can run " +
 			"(docs/backends.md)"},
 	{path: "attention.sm_margin", def: "0", max: maxSMMargin,
-		doc: "SMs that flash on Hopper GPUs leaves to concurrent kernels, such as NCCL's; refused on a CPU and with " +
-			"another backend"},
+		doc: "SMs that flash on Hopper GPUs leaves to concurrent kernels, such as NCCL's"},
 	{path: "attention.debug", def: "0", max: 2,
 		doc: "0: quiet; 1: the choice; 2: also every rule that rejected a backend"},
 
@@ -302,12 +295,12 @@ var runKeys = []key{
 		doc: "true: write during training, from a copy of the state in host memory; false: training waits; auto: " +
 			"true if the host's memory holds the copy"},
 	{path: "checkpoint.best", def: "false",
-		doc: "also save after each validation with the lowest loss so far; `checkpoints/best` names that checkpoint, " +
-			"kept beyond `keep`; needs data.validation"},
+		doc: "also save after each validation with the lowest loss so far, as `checkpoints/best`, kept beyond " +
+			"`keep`; needs data.validation"},
 
 	{path: "log.every", def: "auto", word: "auto", min: 1,
-		doc: "optimizer steps between two lines of the output and of `metrics.jsonl`; auto: about 60 lines of output " +
-			"and one for each validation, but every step in `metrics.jsonl` and TensorBoard"},
+		doc: "optimizer steps between two lines of the output and of `metrics.jsonl`; auto: about 60 lines of " +
+			"output, but every step in `metrics.jsonl`"},
 	{path: "log.samples.every", def: "0", doc: "optimizer steps between two rounds of answers; 0: none"},
 	{path: "log.samples.prompts", def: "[]", doc: "at most 10 prompts of at most 1024 tokens"},
 	{path: "log.tensorboard", def: "true", doc: "write TensorBoard event files to the run directory"},

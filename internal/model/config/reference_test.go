@@ -36,7 +36,7 @@ func TestReference(t *testing.T) {
 }
 
 // reference returns the generated part of docs/config.md: the keys by section with default, other values and meaning.
-// The schema describes the keys of config.json that few families have.
+// The schema describes the keys of config.json that only some families have.
 func reference() string {
 	wrap := func(text string) string { return strings.ReplaceAll(terminal.Wrap(text, 120, 1), "\n ", "\n") }
 	page := regexp.MustCompile(`docs/(\w+)\.md`)
@@ -47,22 +47,21 @@ func reference() string {
 			b.WriteString(ropes())
 			continue
 		}
-		var others []string
+		more := false
 		b.WriteString("| key and default | other values | meaning |\n|---|---|---|\n")
 		for i := range keys {
 			k := &keys[i]
-			section, name := split(k.path)
+			section, _ := split(k.path)
 			switch {
 			case section != s.path:
 			case k.json != nil && k.json.OfSome():
-				others = append(others, "`"+name+"`")
+				more = true
 			default:
 				fmt.Fprintf(&b, "| %s | %s | %s |\n", k.defaulted(), k.others(), page.ReplaceAllString(k.doc, "[$1]($1.md)"))
 			}
 		}
-		if others != nil {
-			b.WriteString("\n" + wrap("Some families also have these keys, as in transformers (`cprun config --schema` "+
-				"describes them): "+strings.Join(others, ", ")+".") + "\n")
+		if more {
+			b.WriteString("\nSome families have more keys, as in transformers; `cprun config --schema` describes them.\n")
 		}
 		b.WriteString("\n")
 	}
