@@ -165,7 +165,7 @@ var runKeys = []key{
 	{path: "train.deterministic", def: "false", doc: "the same config on as many ranks gives the same bits"},
 	{path: "train.freeze", def: "[]", at: func(c *Config) any { return &c.Model.Tuning.Freeze },
 		doc: "globs over names of parameters that do not train, such as `[\"model.embed_tokens.*\"]`; with lora " +
-			"those of adapters, `[\"base_model.*.layers.0.*\"]`"},
+			"of adapters, `[\"base_model.*.layers.0.*\"]`"},
 	{path: "train.early_stop.patience", def: "0",
 		doc: "validations in a row without a new lowest loss after which the run ends; 0: off"},
 	{path: "train.early_stop.min_delta", def: "0.0", within: "[0, inf)", doc: "a new lowest loss is lower by more " +

@@ -48,7 +48,7 @@ func reference() string {
 			continue
 		}
 		more := false
-		b.WriteString("| key and default | other values | meaning |\n|---|---|---|\n")
+		b.WriteString("| key | other values | meaning |\n|---|---|---|\n")
 		for i := range keys {
 			k := &keys[i]
 			section, _ := split(k.path)
