@@ -19,7 +19,7 @@ help: ## list the targets
 
 # Compilers and tests run for a short time; with Go's default GOGC they spend a fifth of it in garbage collection. Tests
 # of memory start cprun with the default, as users have it.
-test test-full test-portable vet-darwin mutate examples race fuzz staticcheck asm cuda vet-cuda test-kernels: export GOGC ?= 400
+test test-full test-portable vet-darwin mutate examples race fuzz staticcheck asm cuda vet-cuda test-kernels: export GOGC ?= 800
 
 build: ## build bin/cprun for CPUs
 	$(GO) build $(STAMP) -o bin/cprun ./cmd/cprun

@@ -41,7 +41,10 @@ func TestSamples(t *testing.T) {
 			t.Errorf("%v: %d answers after step 2 and %d after step 1", set, early, none)
 		}
 		last := answers(t, dir, 3)
-		for _, prompt := range []string{"Four score", `a\b "c"`, "the"} {
+		for i, prompt := range []string{`a\b "c"`, "Four score", "the"} {
+			if testing.Short() && i > 0 {
+				break
+			}
 			text, ok := last[prompt]
 			want := generated(t, dir, "--prompt", prompt, "--max-tokens", "64", "--temperature", "0")
 			if strings.Contains(text, " ") && set[1] == "1" {

@@ -40,7 +40,7 @@ func TestTunedGradientsAreTheSlopeOfTheLoss(t *testing.T) {
 	} {
 		samples := 5 // of each parameter, at least
 		if testing.Short() {
-			samples = 2
+			samples = 1
 		}
 		for name := range tinyModels {
 			t.Run(what+" "+name, func(t *testing.T) {
@@ -59,7 +59,7 @@ func TestTunedGradientsAreTheSlopeOfTheLoss(t *testing.T) {
 				}
 				for _, p := range Layout(c.cfg) {
 					w := tensor.Data[float64](p.View(c.params.Weights))
-					for i := 0; i < len(w); i += 1 + len(w)/samples {
+					for i := len(w) / (2 * samples); i < len(w); i += 1 + len(w)/samples {
 						at := w[i]
 						w[i] = at + h
 						up := loss()

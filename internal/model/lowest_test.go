@@ -93,6 +93,10 @@ func TestBackwardEndsInTheLowestTrainedLayer(t *testing.T) {
 		{[]string{embedding, "model.layers.[0123].*", "model.layers.4.[im]*", "*.k_proj.*"}, 4},
 		{[]string{embedding, "model.layers.*"}, layers},
 	}
+	choices := 4 // of what layers keep
+	if testing.Short() {
+		choices = 2
+	}
 	for name := range tinyModels {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -101,7 +105,7 @@ func TestBackwardEndsInTheLowestTrainedLayer(t *testing.T) {
 			wantLoss, want, most := full.train(t, 0.5)
 			for _, tc := range cases {
 				c := frozenCase(full, tc.freeze)
-				for n := range 4 {
+				for n := range choices {
 					if c.opt = (Options{}); n > 0 {
 						c.opt.Layers = randomRetain(r, layers)
 					}

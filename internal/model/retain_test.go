@@ -101,7 +101,7 @@ func randomRetain(r *rand.Rand, layers int) (list []Retain) {
 func TestAnyChoiceOfLayersGivesTheSameBits(t *testing.T) {
 	runs := 40
 	if testing.Short() {
-		runs = 10
+		runs = 5
 	}
 	for name := range tinyModels {
 		for _, device := range []string{"reference", "bfloat16", "cpu", "no tokens"} {

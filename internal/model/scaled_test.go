@@ -181,10 +181,18 @@ func (r roundedOps) GroupLinearDX(dx View, dy kernels.Operand, w View, p kernels
 // for each choice of kept activations.
 func TestScaled(t *testing.T) {
 	for name, cfg := range sixteens() {
-		for what, tuning := range map[string]hf.Tuning{
-			"full": {}, "lora": lora(0), "frozen": {Freeze: []string{"*.q_proj.weight", "*.up_proj.weight"}},
+		for what, c := range map[string]struct {
+			tuning hf.Tuning
+			short  Save
+		}{
+			"full": {hf.Tuning{}, SaveOutput}, "lora": {lora(0), SaveInput},
+			"frozen": {hf.Tuning{Freeze: []string{"*.q_proj.weight", "*.up_proj.weight"}}, SaveAll},
 		} {
+			tuning := c.tuning
 			for _, save := range []Save{SaveInput, SaveOutput, SaveAll} {
+				if testing.Short() && save != c.short {
+					continue
+				}
 				t.Run(fmt.Sprintf("%s/%s/%v", name, what, save), func(t *testing.T) {
 					own := *cfg
 					own.Tuning = tuning

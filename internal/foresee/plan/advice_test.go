@@ -61,7 +61,7 @@ var (
 // The advice makes the run fit, and half of it does not. It leaves out settings that are already there or cannot help.
 func TestAdvice(t *testing.T) {
 	const gib = 1 << 10
-	for _, c := range []struct {
+	for i, c := range []struct {
 		device   string
 		ranks    int
 		mib      int64
@@ -96,6 +96,9 @@ func TestAdvice(t *testing.T) {
 			[]string{"at least", "--nproc"}, false},
 		{"cpu", 1, 10 * gib, nil, []string{"smaller model"}, []string{"at least", "--nproc", "memory.shard"}, false},
 	} {
+		if testing.Short() && i%2 == 1 {
+			continue
+		}
 		m := planned(t, c.device, c.ranks, c.mib, c.set...)
 		_, advice, _ := strings.Cut(m.Verdict(), "; ")
 		t.Logf("%d ranks, %v: %s", c.ranks, c.set, m.Verdict())

@@ -16,9 +16,11 @@ func refLinear(x, w []float64, rows, in, out int) []float64 {
 	y := zeros(rows * out)
 	for r := range rows {
 		for o := range out {
-			for i := range in {
-				y[r*out+o] += x[r*in+i] * w[o*in+i]
+			sums, xs := [4]float64{}, x[r*in:][:in] // four, as each waits for the addition before it
+			for i, v := range w[o*in:][:in] {
+				sums[i%4] += v * xs[i]
 			}
+			y[r*out+o] = sums[0] + sums[1] + sums[2] + sums[3]
 		}
 	}
 	return y
