@@ -210,6 +210,7 @@ func TestInitFollowsTheMachine(t *testing.T) {
 	invalid(t, []string{"init", "nosuch"}, "cprun: model.from: no directory nosuch")
 	invalid(t, []string{"init", dir, "/nosuch"}, "cprun: data.path: no file /nosuch")
 	invalid(t, []string{"init", dir, "--assume", "h201"}, "gpu=h201")
+	invalid(t, []string{"init", shallow, "--gpus", "0"}, `cprun: --gpus "0": `)
 	invalid(t, []string{"init"}, "the model is missing")
 	invalid(t, []string{"init", dir, "a.txt", "b.txt"}, "got 3 arguments; quote a glob")
 	file := write(t, t.TempDir(), "train.yaml", "mine")

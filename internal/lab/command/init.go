@@ -74,7 +74,7 @@ func Init(model, path string, o InitOptions) (int, error) {
 	}
 	_, ranks, err := p.where()
 	if err != nil {
-		return 0, err
+		return 0, inputf("%s", strings.ReplaceAll(err.Error(), "--nproc", "--gpus"))
 	}
 	d := &draft{model: model, data: path, ranks: ranks, set: []string{"model.from=" + model}}
 	if path != "" {

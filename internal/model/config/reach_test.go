@@ -21,6 +21,7 @@ func TestReachOfRopeScaling(t *testing.T) {
 		{bare + ", max_position_embeddings: 1000, rope_scaling: {rope_type: yarn, factor: 2.5}}", 2500, "3"},
 		{bare + ", max_position_embeddings: 1000, rope_scaling: {rope_type: linear, factor: 2}}", 2000, "3"},
 		{bare + ", max_position_embeddings: 8192, rope_scaling: " + llama3 + "}", 8192, "5"},
+		{bare + ", max_position_embeddings: 2048, rope_scaling: " + llama3 + "}", 2048, "5"},
 		// llama3, 128 x 8, and 1024 positions
 		{"model: {from: testdata/hf-long}", 1024, "9"},
 		// of a model that states less

@@ -224,10 +224,11 @@ func contextWarning(c *Config, f *faults) {
 		trained = longest // linear has no key for the trained length
 	}
 	reach := trained * r.Factor
-	// Llama 3.1 has 131,072 positions, twice its trained length x factor. With a user's scaling the length in
-	// config.json no longer applies.
+	// Llama 3.1 has 131,072 positions, twice its trained length x factor, and Llama 3.2 half of it. Files of YaRN keep
+	// the length before it. With a user's scaling the length in config.json no longer applies.
 	scaled := c.Given(ropeSection) || c.Given(ropeSection+".factor")
-	if longest > reach && scaled == c.Given("model.max_position_embeddings") {
+	own := longest > reach || longest > 0 && r.Type == "llama3"
+	if own && scaled == c.Given("model.max_position_embeddings") {
 		if n > longest {
 			f.add("data.seq_len", "%d is beyond the model's %.0f positions at factor %g of rope_scaling; set "+
 				"model.max_position_embeddings to %d and model.rope_scaling.factor to %g", c.Data.SeqLen, longest, r.Factor,
