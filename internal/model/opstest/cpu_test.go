@@ -36,8 +36,8 @@ var levels = []struct {
 	name  string
 	short []tensor.DType
 }{
-	{"generic", []tensor.DType{tensor.F64, tensor.F16}},
-	{"avx2", []tensor.DType{tensor.F32, tensor.F16}},
+	{"generic", []tensor.DType{tensor.F32, tensor.F64, tensor.F16}},
+	{"avx2", []tensor.DType{tensor.F32, tensor.BF16}},
 	{"avx512", []tensor.DType{tensor.F32, tensor.BF16}},
 }
 
